@@ -1,0 +1,1 @@
+"""Serve large language models at a promised pace."""

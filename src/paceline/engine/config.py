@@ -26,7 +26,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     """Sequences that run at once."""
     max_model_len: int | None = None
-    """Most tokens of prompt and output together. None: what the model was made for, as far as the KV cache can hold it."""
+    """Most tokens of prompt and output together. None: what the model was made for, as far as the KV cache holds it."""
     kv_cache_bytes: int | None = None
     """Memory for keys and values. None: ``kv_cache_share`` decides."""
     kv_cache_share: float = 0.4

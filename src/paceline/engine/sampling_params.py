@@ -38,7 +38,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted once per occurrence among the generated tokens."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in the prompt or the output (CTRL, arXiv:1909.05858)."""
+    """Divides positive, multiplies negative logits of tokens in the prompt or the output (CTRL, arXiv:1909.05858)."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids."""
     allowed_token_ids: tuple[int, ...] = ()

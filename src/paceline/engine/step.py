@@ -84,7 +84,7 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Row -> one entry per sampled token, for rows whose params ask for it."""
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
-    """Row -> (position of the first entry, one entry per prompt token); position 0 never appears, nothing predicts it."""
+    """Row -> (position of the first entry, one per prompt token). Position 0 never appears: nothing predicts it."""
     errors: dict[int, str] = field(default_factory=dict)
     """Row -> why it cannot go on (for example: its logits are not finite). Other rows are unaffected."""
 

@@ -1,0 +1,1 @@
+"""Each operation once as plain torch, the reference, then its fast versions."""

@@ -1,0 +1,1 @@
+"""What a decoder is made of: linear, attention with its KV cache, norm, rotary embedding."""

@@ -1,0 +1,56 @@
+"""What attention needs to know about a step, and the interface behind which it is computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def token_positions(query_len: Tensor, context_len: Tensor) -> Tensor:
+    """Positions ``[T]`` of a step's tokens: each row's last ``query_len`` of ``context_len`` (both int64 ``[rows]``)."""
+    ends = query_len.cumsum(0)
+    shift = torch.repeat_interleave(context_len - ends, query_len)
+    return torch.arange(len(shift), device=shift.device) + shift
+
+
+def token_slots(block_table: Tensor, block_size: int, query_len: Tensor, positions: Tensor) -> Tensor:
+    """Cache slots ``[T]`` of a step's tokens, from one group's ``block_table`` ``[rows, max_blocks]``."""
+    rows = torch.repeat_interleave(query_len)
+    return block_table[rows, positions // block_size] * block_size + positions % block_size
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Rows of a step, as attention sees them. The runner fills it, once a step; all tensors are int64.
+
+    A step's ``T`` tokens lie row after row. Row ``r`` has tokens ``query_start[r]`` to ``query_start[r + 1]``, which
+    are the last of its ``context_len[r]`` tokens; their keys and values are written before anyone attends.
+    """
+
+    query_start: Tensor
+    """``[rows + 1]``, from 0 to T. A row may have no token in this step."""
+    context_len: Tensor
+    """``[rows]``: tokens of the row once this step is computed, this step's included."""
+    block_tables: tuple[Tensor, ...]
+    """Per KV group ``[rows, max_blocks]``: block of tokens ``i * block_size`` and on. Entries that no token of this step
+    reaches (past the context, or before the window) are not read."""
+    slots: tuple[Tensor, ...]
+    """Per KV group ``[T]``: where each token's key and value go; a slot of block 0 for padding."""
+
+    @classmethod
+    def of(
+        cls, query_len: Sequence[int], context_len: Sequence[int], block_tables: Sequence[Tensor], block_size: int
+    ) -> "AttentionBatch":
+        """Batch of rows that compute ``query_len`` tokens and then hold ``context_len``; slots follow from the tables."""
+        lens, contexts = torch.tensor(query_len), torch.tensor(context_len)
+        positions = token_positions(lens, contexts)
+        start = torch.zeros(len(query_len) + 1, dtype=torch.int64)
+        torch.cumsum(lens, 0, out=start[1:])
+        slots = tuple(token_slots(table, block_size, lens, positions) for table in block_tables)
+        return cls(start, contexts, tuple(block_tables), slots)
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of each token in its row, ``[T]``."""
+        return token_positions(self.query_start.diff(), self.context_len)

@@ -1,0 +1,1 @@
+"""One decoder, described by data; one small file a family."""

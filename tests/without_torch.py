@@ -1,0 +1,17 @@
+"""Prints what to install for the tests that need no torch: every requirement in pyproject.toml but those that bring it."""
+
+import re
+import tomllib
+from pathlib import Path
+
+NEEDS_TORCH = {"torch", "transformers"}
+
+
+def requirements() -> list[str]:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    return [line for line in wanted if re.split(r"[\s<>=~!\[;]", line)[0] not in NEEDS_TORCH]
+
+
+if __name__ == "__main__":
+    print("\n".join(requirements()))

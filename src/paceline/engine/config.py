@@ -35,3 +35,9 @@ class EngineConfig:
     """Reuse keys and values of prompts that start alike."""
     depth: int | None = None
     """Steps in flight. None: 1 on a CPU."""
+
+    @property
+    def max_rows(self) -> int:
+        """Row ids are below this. More than ``max_num_seqs``, because a row that was given up is not reused until the
+        step that says so is committed."""
+        return 2 * self.max_num_seqs

@@ -1,0 +1,91 @@
+"""Scheduler and runner, joined: requests in, one call a step, outputs out."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from paceline.engine.config import EngineConfig
+from paceline.engine.limits import Limits
+from paceline.engine.request import CoreOutput, CoreStats, Request
+from paceline.engine.scheduler import Scheduled, Scheduler
+from paceline.engine.step import Handle, Runner
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of it that is done, 0 to 1."""
+
+
+class EngineCore:
+    """Keeps up to ``depth`` steps under way, so that the device never waits for the host.
+
+    Not thread-safe: one thread calls everything. An exception from the runner leaves the core unusable.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, depth: int, limits: Limits) -> None:
+        if depth < 1:
+            raise ValueError("depth must be at least 1")
+        self.limits = limits
+        self._scheduler = scheduler
+        self._runner = runner
+        self._depth = depth
+        self._under_way: deque[tuple[Scheduled, Handle]] = deque()
+
+    def add(self, request: Request) -> None:
+        """Queues a request that passed `Limits.check`."""
+        self._scheduler.add(request)
+
+    def abort(self, request: int, candidate: int | None = None) -> None:
+        """Ends a request, or one of its candidates, silently. Too late is no error."""
+        self._scheduler.abort(request, candidate)
+
+    def step(self) -> list[CoreOutput]:
+        """Fills the pipeline, waits for its oldest step and returns what that step brought."""
+        while len(self._under_way) < self._depth:
+            scheduled = self._scheduler.schedule()
+            if scheduled is None:
+                break
+            self._under_way.append((scheduled, self._runner.submit(scheduled.step)))
+        if not self._under_way:
+            return []
+        scheduled, handle = self._under_way.popleft()
+        return self._scheduler.commit(scheduled, handle.result())
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def stats(self) -> CoreStats:
+        """A copy of the state after the last step."""
+        return replace(self._scheduler.stats)
+
+    def check_idle(self) -> None:
+        """Asserts that no request left anything behind. Call it when ``has_work`` is False."""
+        assert not self._under_way, "a step is under way"
+        self._scheduler.check_idle()
+
+    def close(self) -> None:
+        """Waits for steps under way and frees the device."""
+        while self._under_way:
+            self._under_way.popleft()[1].result()
+        self._runner.close()
+
+
+def build_core(config: EngineConfig, progress: Progress | None = None) -> EngineCore:
+    """Loads the model that ``config`` names and makes an engine of it."""
+    from paceline.checkpoint.checkpoint import open_checkpoint
+    from paceline.checkpoint.source import locate
+    from paceline.runner.cpu import CPURunner
+
+    checkpoint = open_checkpoint(locate(config.model))
+    runner = CPURunner(config, checkpoint, progress)
+    scheduler = Scheduler(
+        runner.kv_groups,
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_rows=config.max_rows,
+        max_model_len=runner.limits.max_model_len,
+        eos_ids=checkpoint.generation.eos_ids,
+        prefix_cache=config.prefix_cache,
+    )
+    return EngineCore(scheduler, runner, config.depth or 1, runner.limits)

@@ -116,6 +116,7 @@ class FakeRunner:
         context = self._read_back(state)
         if len(context) in self.fail_row_at:
             result.errors[row] = "the fake runner was told to fail here"
+            state.tokens.append(0)
             return
         seed, candidate = (state.start.seed, state.start.candidate) if self.sampled_by_seed else (0, 0)
         token = next_token(context, self.vocab_size, seed, candidate)

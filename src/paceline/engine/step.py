@@ -86,7 +86,8 @@ class StepResult:
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     """Row -> (position of the first entry, one per prompt token). Position 0 never appears: nothing predicts it."""
     errors: dict[int, str] = field(default_factory=dict)
-    """Row -> why it cannot go on (for example: its logits are not finite). Other rows are unaffected."""
+    """Row -> why it cannot go on (for example: its logits are not finite). Other rows are unaffected. The row got no id
+    in ``ids``; steps already under way advance it all the same, over any id the runner likes."""
 
 
 @dataclass(frozen=True, slots=True)

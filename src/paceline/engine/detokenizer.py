@@ -113,7 +113,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The end: U+FFFD when the output breaks off inside a character, else nothing."""
-        text = REPLACEMENT if self._pending else ""
+        text = self._pending.decode(errors="replace")
         self._pending = b""
         return text
 

@@ -15,12 +15,13 @@ class StopStrings:
         held: the longest end of the text that begins a stop string; not yet given out.
     """
 
-    __slots__ = ("_firsts", "_include", "_longest", "_stops", "held")
+    __slots__ = ("_firsts", "_include", "_lasts", "_longest", "_stops", "held")
 
     def __init__(self, stops: tuple[str, ...], include: bool = False) -> None:
         self._stops = stops
         self._include = include
         self._firsts = frozenset(stop[0] for stop in stops)
+        self._lasts = frozenset(stop[-1] for stop in stops)
         self._longest = max(map(len, stops), default=0)
         self.held = ""
 
@@ -34,6 +35,7 @@ class StopStrings:
         Returns:
             The text that is now certain, and the stop string that ended it. After a stop nothing may be pushed.
         """
+        may_stop = may_stop and not self._lasts.isdisjoint(text)
         old = len(self.held)
         text = self.held + text
         if may_stop and (found := self._find(text, old)):

@@ -1,7 +1,7 @@
 """Scheduler and runner, joined: requests in, one call a step, outputs out."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.engine.config import EngineConfig
@@ -78,14 +78,19 @@ def build_core(config: EngineConfig, progress: Progress | None = None) -> Engine
 
     checkpoint = open_checkpoint(locate(config.model))
     runner = CPURunner(config, checkpoint, progress)
+    return assemble(config, runner, runner.limits, checkpoint.generation.eos_ids)
+
+
+def assemble(config: EngineConfig, runner: Runner, limits: Limits, eos_ids: Sequence[int]) -> EngineCore:
+    """Joins a runner with a scheduler that knows its limits."""
     scheduler = Scheduler(
         runner.kv_groups,
         block_size=config.block_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         max_rows=config.max_rows,
-        max_model_len=runner.limits.max_model_len,
-        eos_ids=checkpoint.generation.eos_ids,
+        max_model_len=limits.max_model_len,
+        eos_ids=eos_ids,
         prefix_cache=config.prefix_cache,
     )
-    return EngineCore(scheduler, runner, config.depth or 1, runner.limits)
+    return EngineCore(scheduler, runner, config.depth or 1, limits)

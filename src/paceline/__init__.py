@@ -1,1 +1,27 @@
 """Serve large language models at a promised pace."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.engine.sampling_params import SamplingParams
+    from paceline.llm import LLM, AsyncLLM
+
+__all__ = ["LLM", "AsyncLLM", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "paceline.llm",
+    "AsyncLLM": "paceline.llm",
+    "SamplingParams": "paceline.engine.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for and nothing more."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,1 @@
+"""Carries out the engine's steps on a device."""

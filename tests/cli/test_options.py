@@ -26,9 +26,9 @@ def invoke(*arguments: str) -> Any:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServerConfig]]:
     """The configs that `paceline serve` hands to the server."""
     seen: list[tuple[EngineConfig, ServerConfig]] = []
-    module = ModuleType("paceline.server.run")
-    module.run = lambda engine, server: seen.append((engine, server))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "paceline.server.run", module)
+    module = ModuleType("paceline.server.serve")
+    module.serve = lambda engine, server: seen.append((engine, server))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "paceline.server.serve", module)
     return seen
 
 

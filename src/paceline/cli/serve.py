@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.errors import bad_values, failures
+from paceline.cli.errors import bad_values
 from paceline.cli.options import Knobs, expand
 from paceline.engine.config import EngineConfig
 from paceline.server.config import ServerConfig, read_api_keys
@@ -32,7 +32,6 @@ def serve(
             server["api_keys"] = (*server.get("api_keys", ()), *read_api_keys(api_key_file))
         engine_config, server_config = EngineConfig(model=model, **engine), ServerConfig(**server)
     # Imported late: FastAPI and the tokenizer take a second that --help should not.
-    from paceline.server.run import run
+    from paceline.server.serve import serve as run
 
-    with failures():
-        run(engine_config, server_config)
+    run(engine_config, server_config)

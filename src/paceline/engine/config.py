@@ -1,20 +1,26 @@
 """Every knob of the engine, in one place."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+LoadFormat = Literal["auto", "dummy"]
+Device = Literal["auto", "cpu"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How to load a model and run it. Plain data, so that it can be sent to the engine process."""
+    """How to load a model and run it. Plain data, so that it can be sent to the engine process.
+
+    Raises:
+        ValueError: a value is out of range; names the field.
+    """
 
     model: str
     """Alias (``smollm2``), folder, GGUF file, or hub id (``ORG/NAME``)."""
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     """``dummy``: random weights from the model's config alone."""
-    device: Literal["auto", "cpu"] = "auto"
+    device: Device = "auto"
     dtype: DType = "auto"
     """``auto``: what the checkpoint states, else float32."""
     threads: int | None = None
@@ -35,6 +41,19 @@ class EngineConfig:
     """Reuse keys and values of prompts that start alike."""
     depth: int | None = None
     """Steps in flight. None: 1 on a CPU."""
+
+    def __post_init__(self) -> None:
+        for name, choices in (("load_format", LoadFormat), ("device", Device), ("dtype", DType)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name}: must be one of {', '.join(get_args(choices))}, not {getattr(self, name)!r}")
+        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        for name in ("threads", "max_model_len", "kv_cache_bytes", "depth"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.kv_cache_share <= 1:
+            raise ValueError(f"kv_cache_share: must be more than 0 and at most 1, not {self.kv_cache_share}")
 
     @property
     def max_rows(self) -> int:

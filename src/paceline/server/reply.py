@@ -1,0 +1,118 @@
+"""What replies of both endpoints have in common."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from typing import Any
+
+from paceline.engine.output import Delta, RequestOutput, Usage
+from paceline.engine.request import Finish
+from paceline.engine.sampling_params import SamplingParams
+from paceline.engine.step import TokenLogprobs
+from paceline.server.prompts import Prompt
+
+
+class Reply(ABC):
+    """Makes the JSON of one reply. The same code makes a choice of a whole reply and of a chunk, from all that a
+    sequence said or from one delta.
+
+    Args:
+        prompts: of the request.
+        params: of every prompt.
+        model: name to report.
+        include_usage: whether a stream ends with a usage chunk.
+    """
+
+    prefix: str
+    """Of the id."""
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, prompts: list[Prompt], params: SamplingParams, model: str, include_usage: bool) -> None:
+        self.prompts = prompts
+        self.params = params
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._include_usage = include_usage
+        self._completion_tokens = 0
+        self._cached = [0] * len(prompts)
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """The reply to a request that does not stream; ``outputs`` are complete, one a prompt."""
+        choices = [
+            self.choice(
+                prompt,
+                output.index,
+                text=output.text,
+                ids=output.token_ids,
+                logprobs=output.logprobs,
+                prompt_logprobs=request.prompt_logprobs,
+                finish=output.finish_reason,
+                stop=output.stop_reason,
+                whole=True,
+            )
+            for prompt, request in enumerate(outputs)
+            for output in request.outputs
+        ]
+        usages = [request.usage for request in outputs]
+        usage = Usage(
+            sum(usage.prompt_tokens for usage in usages),
+            sum(usage.completion_tokens for usage in usages),
+            sum(usage.cached_tokens for usage in usages),
+        )
+        return {**self._head, "object": self.whole_object, "choices": choices, "usage": usage_json(usage)}
+
+    def chunks(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
+        """What a stream says about a delta."""
+        self._completion_tokens += len(delta.ids)
+        self._cached[prompt] = max(self._cached[prompt], delta.cached_tokens)
+        return [self._chunk(prompt, delta)]
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """What a stream says when every sequence has ended."""
+        if not self._include_usage:
+            return []
+        prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
+        usage = Usage(prompt_tokens, self._completion_tokens, sum(self._cached))
+        return [{**self._head, "object": self.chunk_object, "choices": [], "usage": usage_json(usage)}]
+
+    @abstractmethod
+    def choice(
+        self,
+        prompt: int,
+        candidate: int,
+        *,
+        text: str,
+        ids: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        prompt_logprobs: list[TokenLogprobs] | None,
+        finish: Finish | None,
+        stop: str | int | None,
+        whole: bool,
+    ) -> dict[str, Any]:
+        """One item of ``choices``."""
+
+    def _chunk(self, prompt: int, delta: Delta) -> dict[str, Any]:
+        choice = self.choice(
+            prompt,
+            delta.candidate,
+            text=delta.text,
+            ids=delta.ids,
+            logprobs=delta.logprobs,
+            prompt_logprobs=delta.prompt_logprobs,
+            finish=delta.finish,
+            stop=delta.stop,
+            whole=False,
+        )
+        chunk = {**self._head, "object": self.chunk_object, "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

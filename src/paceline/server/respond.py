@@ -1,0 +1,96 @@
+"""Sending a reply, whole or as server-sent events, while watching whether the client is still there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.engine.output import RequestOutput
+from paceline.server.errors import ApiError, json_response
+from paceline.server.generation import Disconnected, Generation
+from paceline.server.reply import Reply
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def whole_reply(generation: Generation, reply: Reply, receive: Receive) -> Response:
+    """Waits for the end of every sequence.
+
+    Raises:
+        ApiError: the engine failed; none of what was generated is returned.
+        Disconnected: the client went away.
+    """
+    outputs = [RequestOutput(prompt.ids, reply.params.n) for prompt in reply.prompts]
+    try:
+        async with _watched(generation, receive):
+            while deltas := await generation.deltas():
+                for prompt, delta in deltas:
+                    outputs[prompt].add(delta)
+    finally:
+        generation.close()
+    return json_response(reply.whole(outputs))
+
+
+class EventStream(Response):
+    """A reply as server-sent events. All deltas that are ready go out in one write."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, generation: Generation, reply: Reply) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._generation = generation
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with _watched(self._generation, receive):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                more = True
+                while more:
+                    events, more = await self._next()
+                    if events or not more:
+                        await send({"type": "http.response.body", "body": events, "more_body": more})
+        except Disconnected:
+            pass
+        finally:
+            self._generation.close()
+
+    async def _next(self) -> tuple[bytes, bool]:
+        """The events that are ready, and whether more will come."""
+        reply = self._reply
+        try:
+            deltas = await self._generation.deltas()
+        except ApiError as error:
+            return event(error.body), False
+        chunks = [chunk for prompt, delta in deltas for chunk in reply.chunks(prompt, delta)]
+        if not self._generation.ended:
+            return b"".join(map(event, chunks)), True
+        return b"".join(map(event, chunks + reply.last_chunks())) + DONE, False
+
+
+def event(content: object) -> bytes:
+    """A server-sent event of strict JSON."""
+    return b"data: %b\n\n" % msgspec.json.encode(content)
+
+
+@asynccontextmanager
+async def _watched(generation: Generation, receive: Receive) -> AsyncIterator[None]:
+    """Aborts ``generation`` as soon as the client hangs up."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        generation.leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

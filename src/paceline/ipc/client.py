@@ -109,8 +109,9 @@ class EngineClient:
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         # Unix sockets have short names; a long TMPDIR would not fit.
         root = None if len(tempfile.gettempdir()) < 60 else "/tmp"
+        self._folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="paceline-", dir=root))
         launch = Launch(
-            folder=self._resources.enter_context(tempfile.TemporaryDirectory(prefix="paceline-", dir=root)),
+            folder=self._folder,
             parent=os.getpid(),
             core=self._core,
             config=self._config,

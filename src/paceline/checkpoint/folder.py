@@ -68,9 +68,10 @@ class FolderCheckpoint:
     @cached_property
     def _files(self) -> dict[str, str]:
         """Tensor name -> file name. What is in other files, or in a shard but not in the index, is not loaded."""
-        if not (self.folder / INDEX).is_file():
-            return dict.fromkeys(self._shards[WEIGHTS].keys(), WEIGHTS)
-        return dict(self._weight_map)
+        shards = self._shards
+        if (self.folder / INDEX).is_file():
+            return dict(self._weight_map)
+        return dict.fromkeys(shards[WEIGHTS].keys(), WEIGHTS)
 
     @cached_property
     def _weight_map(self) -> Mapping[str, str]:

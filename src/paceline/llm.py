@@ -107,6 +107,10 @@ class LLM:
         return self._front.tokenizer
 
     @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._front.chat_template
+
+    @property
     def limits(self) -> Limits:
         return self._live.limits
 

@@ -61,6 +61,7 @@ class Tokenizer:
             InvalidRequest: the text holds half a surrogate pair, which is no Unicode text.
         """
         try:
+            text.encode()  # the library's own error is a TypeError that does not say where
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except UnicodeEncodeError as error:
             raise InvalidRequest(field, f"is not valid Unicode at character {error.start}") from error

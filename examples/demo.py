@@ -95,6 +95,7 @@ async def show(url: str) -> list[Sample]:
             scheduled = time.perf_counter()
             samples = await asyncio.gather(*(measure(http, model, prompt, scheduled) for prompt in PROMPTS))
         console.print(table(samples))
+        console.print(summary(samples), style="bold", highlight=False)
         console.print(DEFINITIONS, style="dim", highlight=False)
         for sample in samples:
             if sample.error:
@@ -159,15 +160,17 @@ def table(samples: list[Sample]) -> Table:
         cells = [np.mean(values), *np.percentile(values, (50, 90, 100))] if values else []
         figures = [f"{cell:,.1f} {unit}" for cell in cells] or ["-"] * 4
         shown.add_row(name.upper(), *figures, f"{len(values)} of {len(samples)}")
-    ends = [sample.last for sample in done if sample.last is not None]
-    window = max(ends) - min(sample.scheduled for sample in samples) if ends else 0.0
-    tokens = sum(sample.tokens for sample in done)
-    shown.caption = (
-        f"{len(done)} completed, {len(samples) - len(done)} failed; "
-        + (f"{tokens} output tokens in {window:.2f} s: " if done else "")
-        + f"throughput {tokens / window if done else 0:,.1f} tokens/s"
-    )
     return shown
+
+
+def summary(samples: list[Sample]) -> str:
+    done = [sample for sample in samples if not sample.error]
+    counts = f"{len(done)} completed, {len(samples) - len(done)} failed"
+    if not done:
+        return counts
+    window = max(sample.last or 0.0 for sample in done) - min(sample.scheduled for sample in samples)
+    tokens = sum(sample.tokens for sample in done)
+    return f"{counts}; {tokens} output tokens in {window:.2f} s: throughput {tokens / window:,.1f} tokens/s"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 
@@ -49,12 +50,19 @@ _SAMPLING = {
 }
 
 
+class _Reader(GGUFReader):
+    """The library's reader over a plain array: it slices for each token, and a ``memmap`` slices slowly."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+
 class GGUFCheckpoint:
     """Implements ``Checkpoint``. The file is memory-mapped; a tensor is dequantised when it is read."""
 
     def __init__(self, path: Path) -> None:
         try:
-            reader = GGUFReader(path)
+            reader = _Reader(path)
         except (ValueError, OSError, IndexError, KeyError) as error:
             raise CheckpointError(f"{path} is truncated or not a GGUF file ({error}): download it again") from error
         self.name = path.stem

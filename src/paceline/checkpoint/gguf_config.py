@@ -122,7 +122,7 @@ def llama3_scaling(factors: Sequence[float], theta: float, head_dim: int, origin
     """
     scale = max(factors)
     turns = [original * theta ** (-2 * i / head_dim) / (2 * math.pi) for i in range(len(factors))]
-    middle = [i for i, factor in enumerate(factors) if 1.0 < factor < scale]
+    middle = [i for i, factor in enumerate(factors) if 1.0001 < factor < 0.9999 * scale]
     refusal = "rope_freqs.weight does not follow the llama3 rule, and no other rule is supported"
     if len(middle) < 2 or len(factors) != head_dim // 2:
         raise CheckpointError(refusal)

@@ -106,6 +106,12 @@ def unwilling(config: EngineConfig, progress: Report) -> EngineCore:
     raise ValueError("model.norm.weight is missing from shard 2")
 
 
+def dawdling(config: EngineConfig, progress: Report) -> EngineCore:
+    progress("Loading", 0.0)
+    time.sleep(60)
+    raise AssertionError("unreachable")
+
+
 def suicidal(config: EngineConfig, progress: Report) -> EngineCore:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")

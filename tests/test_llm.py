@@ -1,6 +1,7 @@
 """`LLM` and `AsyncLLM` over the fake runner: prompts in, answers out, nothing left behind."""
 
 import asyncio
+import io
 import itertools
 import os
 import signal
@@ -213,6 +214,16 @@ def test_chat_needs_a_template(make: Make, folder: Path) -> None:
         llm.chat([{"role": "user", "content": "Hi"}])
     with pytest.raises(InvalidRequest):
         llm.chat("Hi")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_bar_on_a_terminal(make: Make, monkeypatch: pytest.MonkeyPatch, shown: bool) -> None:
+    llm = make()
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    llm.generate(["a", "b"], SamplingParams(max_tokens=5), progress=shown)
+    assert ("2/2" in terminal.getvalue() and "10 tokens" in terminal.getvalue()) == shown
 
 
 # Interruptions

@@ -200,7 +200,7 @@ async def test_a_task_that_only_the_stream_keeps_alive_is_served(start: Start) -
     asyncio.create_task(consume())  # noqa: RUF006
     await asyncio.sleep(0.05)
     gc.collect()
-    await engine.idle()
+    await until(lambda: len(done) == 30)
     assert done == expected(PROMPT, 30)
 
 
@@ -302,6 +302,30 @@ async def test_death_during_start() -> None:
         await engine.start()
 
 
+async def test_start_can_be_cancelled() -> None:
+    loading = asyncio.Event()
+    engine = Engine("dawdling", on_progress=lambda stage, share: loading.set())
+    task = asyncio.create_task(engine.start())
+    await loading.wait()
+    began = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - began < 2.0
+    assert not psutil.pid_exists(engine.pid or 0)
+    assert not os.access(engine.folder, os.F_OK)
+
+
+async def test_signals_to_the_whole_group_leave_the_engine_to_its_client(start: Start) -> None:
+    """failure 83, engine side: Ctrl-C and SIGTERM must not cut replies that the client wants to drain."""
+    engine = await start("paced")
+    task = asyncio.create_task(whole(engine.ask(max_tokens=40)))
+    await until(lambda: engine.stats.running == 1)
+    os.kill(engine.pid, signal.SIGINT)
+    os.kill(engine.pid, signal.SIGTERM)
+    assert answer(await task).outputs[0].token_ids == expected(PROMPT, 40)
+
+
 async def test_progress_is_reported() -> None:
     stages: list[tuple[str, float]] = []
     engine = Engine(on_progress=lambda stage, share: stages.append((stage, share)))
@@ -327,6 +351,19 @@ async def test_close_drains(start: Start) -> None:
     with pytest.raises(EngineDead):
         engine.ask()
     assert not psutil.pid_exists(engine.pid)
+
+
+async def test_an_engine_that_dies_while_draining_holds_up_nobody(start: Start) -> None:
+    engine = await start("paced")
+    task = asyncio.create_task(whole(engine.ask(max_tokens=900)))
+    await until(lambda: engine.stats.running == 1)
+    closing = asyncio.create_task(engine.close(drain_s=60.0))
+    await asyncio.sleep(0.05)
+    os.kill(engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(3):
+        with pytest.raises(EngineDead):
+            await task
+        await closing
 
 
 async def test_close_aborts_what_does_not_end(start: Start) -> None:

@@ -86,6 +86,7 @@ class EngineClient:
         self._empty.set()
         self._process: Process | None = None
         self._dead = asyncio.Event()
+        self._serving = False
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._resources = contextlib.ExitStack()
@@ -148,6 +149,7 @@ class EngineClient:
             raise
         self.limits = ready.limits
         self.stats = ready.stats
+        self._serving = True
 
     def submit(self, request: Request, processor: OutputProcessor) -> RequestStream:
         """Sends a request that has passed `Limits.check`. ``request.id`` must be new.
@@ -192,7 +194,10 @@ class EngineClient:
         for request_id in list(self._channels):
             self.abort(request_id)
         if self._process is not None and self._process.returncode is None:
-            self._tell(Shutdown())
+            if self._serving:
+                self._tell(Shutdown())
+            else:
+                self._process.kill()  # It reads no messages while it loads, and there is nothing to lose.
             try:
                 await asyncio.wait_for(self._process.wait(), CLOSE_S)
             except TimeoutError:
@@ -291,8 +296,6 @@ class EngineClient:
     async def _wait_for_exit(self) -> None:
         assert self._process is not None
         status = await self._process.wait()
-        if self._closing:
-            return
         if status > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._dead.wait(), LAST_WORDS_S)

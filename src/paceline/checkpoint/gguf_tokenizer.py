@@ -6,9 +6,10 @@ from typing import Any
 import tokenizers
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from paceline.checkpoint.error import CheckpointError
-from paceline.checkpoint.tokenizer import Tokenizer, frame
+from paceline.checkpoint.tokenizer import Tokenizer
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """The split of GPT-4's family; how many digits stay together differs."""
@@ -82,8 +83,17 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     bos, eos = special.get("bos_token"), special.get("eos_token")
     add_bos = bos is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos)
     add_eos = eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False)
-    frame(backend, bos if add_bos else None, eos if add_eos else None)
+    _frame(backend, bos if add_bos else None, eos if add_eos else None)
     return Tokenizer(backend, bos_token=bos, eos_token=eos)
+
+
+def _frame(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
+    """Makes encoding with special tokens put these tokens around every text, and nothing else."""
+    special = [(token, backend.token_to_id(token)) for token in (before, after) if token is not None]
+    template = [before, "$A", after]
+    backend.post_processor = TemplateProcessing(
+        single=[part for part in template if part is not None], special_tokens=special
+    )
 
 
 def _byte_level(tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pre: str) -> tokenizers.Tokenizer:

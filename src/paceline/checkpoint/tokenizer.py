@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from paceline.checkpoint.error import CheckpointError
 from paceline.checkpoint.json_file import read_json
@@ -80,7 +79,9 @@ class Tokenizer:
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """Reads ``tokenizer.json`` and, where there is one, ``tokenizer_config.json``.
+    """Reads ``tokenizer.json``; ``tokenizer_config.json`` only names the special tokens.
+
+    What is added around a text is up to ``tokenizer.json``: transformers ignores ``add_bos_token`` beside it, too.
 
     Raises:
         CheckpointError: no readable ``tokenizer.json``.
@@ -95,12 +96,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    config, special = read_json(folder / "tokenizer_config.json"), special_tokens(folder)
-    bos, eos = special.get("bos_token"), special.get("eos_token")
-    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    if isinstance(add_bos, bool) or isinstance(add_eos, bool):
-        frame(backend, bos if add_bos else None, eos if add_eos else None)
-    return Tokenizer(backend, bos_token=bos, eos_token=eos)
+    special = special_tokens(folder)
+    return Tokenizer(backend, bos_token=special.get("bos_token"), eos_token=special.get("eos_token"))
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -112,12 +109,3 @@ def special_tokens(folder: Path) -> dict[str, str]:
         if name.endswith("_token") and isinstance(token, str):
             tokens[name] = token
     return tokens
-
-
-def frame(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
-    """Makes encoding with special tokens put these tokens around every text, and nothing else."""
-    special = [(token, backend.token_to_id(token)) for token in (before, after) if token is not None]
-    template = [before, "$A", after]
-    backend.post_processor = TemplateProcessing(
-        single=[part for part in template if part is not None], special_tokens=special
-    )

@@ -9,8 +9,9 @@ NEEDS_TORCH = {"torch", "transformers"}
 
 def requirements() -> list[str]:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    return [line for line in wanted if re.split(r"[\s<>=~!\[;]", line)[0] not in NEEDS_TORCH]
+    extras = project["optional-dependencies"]
+    wanted = {*project["dependencies"], *extras["bench"], *extras["dev"]}
+    return [line for line in sorted(wanted) if re.split(r"[\s<>=~!\[;]", line)[0] not in NEEDS_TORCH]
 
 
 if __name__ == "__main__":

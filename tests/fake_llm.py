@@ -9,8 +9,6 @@ from typing import Any
 
 from fake_core import fake_core
 from fake_runner import Done
-from tiny_vocabularies import BOS, EOS, byte_level
-
 from paceline.checkpoint.chat_template import ChatTemplate
 from paceline.checkpoint.generation import GenerationDefaults
 from paceline.checkpoint.tokenizer import Tokenizer
@@ -23,10 +21,12 @@ from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import Step, TokenLogprobs
 from paceline.ipc.errors import EngineDead
 from paceline.ipc.stream import Channel, RequestStream
+from tiny_vocabularies import BOS, EOS, byte_level
 
 TEMPLATE = """\
 {% for message in messages %}
-{% if message.role not in ('system', 'user', 'assistant', 'tool') %}{{ raise_exception('unknown role ' + message.role) }}
+{% if message.role not in ('system', 'user', 'assistant', 'tool') %}
+{{ raise_exception('unknown role ' + message.role) }}
 {% endif %}
 {% if loop.index0 > 0 and messages[loop.index0 - 1].role == message.role %}
 {{ raise_exception('roles must alternate') }}
@@ -68,6 +68,7 @@ class FakeLLM:
         self._channels: dict[int, Channel] = {}
         self._commands: list[Callable[[], None]] = []
         self._work = asyncio.Event()
+        self._idle = asyncio.Event()
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -112,14 +113,14 @@ class FakeLLM:
     async def check_idle(self) -> None:
         """Waits for the end of all work; asserts that nothing is left of it."""
         async with asyncio.timeout(5):
-            while self.core.has_work or self._commands:
-                await asyncio.sleep(0.005)
+            await self._idle.wait()
         assert not self._channels
         self.core.check_idle()
         assert (self.core.stats.running, self.core.stats.waiting) == (0, 0)
 
     def _tell(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
+        self._idle.clear()
         self._work.set()
 
     def _abort(self, request: int) -> None:
@@ -141,6 +142,7 @@ class FakeLLM:
             if not self.core.has_work:
                 self.stats = self.core.stats
                 self._work.clear()
+                self._idle.set()
                 await self._work.wait()
                 continue
             outputs = await asyncio.to_thread(self.core.step) if self._delay_s else self.core.step()

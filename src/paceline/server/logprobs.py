@@ -30,6 +30,14 @@ class TokenTexts:
     def text(self, token: int) -> str:
         return self._table[token].decode("utf-8", "replace")
 
+    def name(self, token: int) -> str:
+        """As OpenAI's completions show it: part of a character as ``bytes:\\xe4\\xb8``, so that no two look alike."""
+        data = self._table[token]
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
     def data(self, token: int) -> bytes:
         return self._table[token]
 
@@ -72,12 +80,11 @@ def completion_logprobs(
             continue
         top: dict[str, float] = {}
         for other, logprob in zip(entry.top_ids[:k], entry.top_logprobs, strict=False):
-            # Parts of characters look alike; the likeliest one is kept.
-            top.setdefault(texts.text(other), finite(logprob))
-        top.setdefault(texts.text(token), finite(entry.logprob))
+            top.setdefault(texts.name(other), finite(logprob))
+        top.setdefault(texts.name(token), finite(entry.logprob))
         tops.append(top)
     return {
-        "tokens": [texts.text(token) for token in ids],
+        "tokens": [texts.name(token) for token in ids],
         "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
         "top_logprobs": tops,
         "text_offset": [offsets.next(token) for token in ids],

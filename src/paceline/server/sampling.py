@@ -68,6 +68,8 @@ def _values(fields: SamplingFields, defaults: Mapping[str, Any], config: ServerC
         raise invalid("n", f"must be at most {config.max_n}, not {fields.n}")
     if fields.prompt_logprobs is not None:
         _check_logprobs("prompt_logprobs", fields.prompt_logprobs, config)
+        if fields.stream:
+            raise invalid("prompt_logprobs", "cannot be streamed; in a stream, echo with logprobs gives them")
     for name in ("stop_token_ids", "allowed_token_ids"):
         ids = getattr(fields, name)
         if ids is not None:

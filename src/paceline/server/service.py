@@ -62,8 +62,6 @@ class Service:
 
     async def complete(self, fields: CompletionFields, arrival: float, receive: Receive) -> Response:
         self._check(fields)
-        if fields.stream and fields.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs", "cannot be streamed")
         params = completion_params(fields, self._defaults, self.config)
         prompts = parse_prompts(fields.prompt, self.config.max_prompts)
         ticket = self._admission.enter(len(prompts), params.n)
@@ -79,8 +77,6 @@ class Service:
 
     async def chat(self, fields: ChatFields, arrival: float, receive: Receive) -> Response:
         self._check(fields)
-        if fields.stream and fields.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs", "cannot be streamed")
         params = chat_params(fields, self._defaults, self.config)
         conversation = self._conversation(fields)
         ticket = self._admission.enter(1, params.n)

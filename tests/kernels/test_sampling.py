@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import RowStart
-from paceline.kernels.penalties import TokenCounts, penalise
+from paceline.kernels.penalties import SeenTokens, TokenCounts, penalise
 from paceline.kernels.philox import uniforms
 from paceline.kernels.sampling import CANDIDATES, Sampled, sample
 from paceline.runner.sampling_rows import sampling_batch
@@ -49,11 +49,16 @@ def start(tokens: Sequence[int] = (0,), prompt_len: int = 1, stop_ids: Sequence[
 def run(
     logits: Tensor, starts: Sequence[RowStart], vocab_limit: int | None = None, positions: Sequence[int] | None = None
 ) -> Sampled:
-    counts = TokenCounts(logits.shape[1])
-    slots = [counts.acquire(s.tokens, s.prompt_len) if s.params.penalises else None for s in starts]
-    batch = sampling_batch(starts, slots, vocab_limit or logits.shape[1])
+    batch = sampling_batch(starts, vocab_limit or logits.shape[1])
     lengths = positions if positions is not None else [len(s.tokens) for s in starts]
-    return sample(logits, batch, torch.tensor(lengths), counts)
+    return sample(logits, batch, torch.tensor(lengths), seen_tokens(starts, logits.shape[1]))
+
+
+def seen_tokens(starts: Sequence[RowStart], vocab: int) -> SeenTokens:
+    counts = TokenCounts(vocab)
+    slots = {row: counts.acquire(s.tokens, s.prompt_len) for row, s in enumerate(starts) if s.params.penalises}
+    entries = [(row, slot, token) for row, slot in slots.items() for token in starts[row].tokens]
+    return counts.look_up(*torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).T)
 
 
 def ids(logits: Tensor, starts: Sequence[RowStart], **arguments) -> list[int]:
@@ -148,17 +153,16 @@ FILTERS = [
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
 def test_draws_follow_the_distribution(fields):
     torch.manual_seed(3)
-    row = torch.randn(200) * 2
+    row = torch.randn(700) * 2
     draws = 20_000
     # One request, many positions: what a long reply from constant logits would be.
     s = start(seed=11, **fields)
-    counts = TokenCounts(200)
-    batch = sampling_batch([s] * 500, [None] * 500, 200)
-    logits = row.expand(500, 200)
+    batch = sampling_batch([s] * 500, 700)
+    logits = row.expand(500, 700)
     drawn: list[int] = []
     for first in range(0, draws, 500):
-        drawn += sample(logits, batch, torch.arange(first, first + 500), counts).ids.tolist()
-    assert chi_square_fits(drawn, naive_distribution(row, s, 200))
+        drawn += sample(logits, batch, torch.arange(first, first + 500)).ids.tolist()
+    assert chi_square_fits(drawn, naive_distribution(row, s, 700))
 
 
 def test_requests_without_seed_differ():
@@ -174,7 +178,7 @@ def test_requests_without_seed_differ():
 @given(st.data())
 def test_equals_the_naive_reference(data):
     """Every choice, with all parameters mixed, token by token."""
-    vocab, limit = 60, 55
+    vocab, limit = data.draw(st.sampled_from([(60, 55), (700, 600)]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     rows = data.draw(st.integers(1, 5))
     logits = (torch.randn(rows, vocab, generator=generator) * 6).round() / 2  # with ties
@@ -189,14 +193,14 @@ def test_equals_the_naive_reference(data):
                 data.draw(st.lists(token, max_size=3)),
                 seed=data.draw(st.integers(-(2**63), 2**63 - 1)),
                 temperature=data.draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
-                top_k=data.draw(st.sampled_from([0, 1, 2, 7, 54, 55, 1000])),
+                top_k=data.draw(st.sampled_from([0, 1, 2, 7, 54, 55, 70, 1000])),
                 top_p=data.draw(st.sampled_from([1.0, 0.0, 1e-4, 0.5, 0.9])),
                 min_p=data.draw(st.sampled_from([0.0, 0.1, 1.0])),
                 presence_penalty=data.draw(st.sampled_from([0.0, 0.5])),
                 frequency_penalty=data.draw(st.sampled_from([0.0, -0.5, 1.5])),
                 repetition_penalty=data.draw(st.sampled_from([1.0, 0.5, 2.0])),
                 logit_bias=data.draw(st.dictionaries(token, st.sampled_from([-100.0, -1.0, 2.5]), max_size=3)),
-                allowed_token_ids=(*data.draw(st.sampled_from([(), (1, 2, 3, 50, 59), (4,)])),),
+                allowed_token_ids=(*data.draw(st.sampled_from([(), (1, 2, 3, 50, vocab - 1), (4,)])),),
                 min_tokens=data.draw(st.sampled_from([0, 3])),
             )
         )
@@ -275,7 +279,7 @@ def mixed_starts(vocab: int) -> list[RowStart]:
         start(seed=4, top_p=0.999, temperature=2.0),
         start(seed=5, min_p=0.01),
         start(seed=6, top_k=1, repetition_penalty=1.3),
-        start(seed=7, top_k=CANDIDATES + 50, top_p=0.98),
+        start(seed=7, top_k=CANDIDATES[1] + 50, top_p=0.98),
         start(seed=8, presence_penalty=1.0, frequency_penalty=0.5, tokens=[1, 2, 2, 5, 2], prompt_len=2),
         start(seed=9, allowed_token_ids=(3, 4, 700), min_tokens=4, stop_ids=[3]),
         start(seed=10, logit_bias={5: 4.0, 6: -100.0}),
@@ -295,13 +299,18 @@ def test_a_row_is_the_same_alone_in_any_batch_and_order(threads, vocab):
         assert ids(logits[order], [starts[i] for i in order]) == [alone[i] for i in order]
 
 
-def test_full_sort_gives_what_fewer_candidates_give():
-    """Rows whose kept set is larger than the candidates are drawn exactly."""
+@pytest.mark.parametrize("flat", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("ties", [False, True])
+def test_any_number_of_candidates_gives_the_same(flat, ties):
+    """Rows whose kept set is larger than the first candidates, or ends among equals, are drawn exactly."""
     torch.manual_seed(7)
-    vocab = 2 * CANDIDATES
-    logits = torch.randn(6, vocab) * 0.1  # nearly flat: top_p keeps far more than the candidates
-    starts = [start(seed=seed, top_p=0.9 + seed / 100) for seed in range(3)]
-    starts += [start(seed=seed, top_k=CANDIDATES - 1 + seed - 3) for seed in range(3, 6)]
+    vocab = 2 * CANDIDATES[1]
+    logits = torch.randn(18, vocab) * flat
+    if ties:
+        logits = logits.bfloat16().float()
+    starts = [start(seed=seed, top_p=0.9 + seed / 100) for seed in range(6)]
+    starts += [start(seed=seed, top_k=CANDIDATES[0] - 9 + seed) for seed in range(6, 12)]
+    starts += [start(seed=seed, top_k=CANDIDATES[1] - 15 + seed) for seed in range(12, 18)]
     expected = [naive_draw(row, s, vocab) for row, s in zip(logits, starts, strict=True)]
     assert ids(logits, starts) == expected
 

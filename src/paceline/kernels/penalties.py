@@ -1,29 +1,44 @@
 """Penalties on tokens that were seen before."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
 def penalise(
-    logits: Tensor, in_prompt: Tensor, output_counts: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
+    logits: Tensor, in_prompt: Tensor, output_count: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
 ) -> Tensor:
-    """Logits after penalties, ``[Q, V]``.
+    """Logits after penalties, elementwise.
 
     Repetition looks at prompt and output and divides positive, multiplies negative logits (CTRL, arXiv:1909.05858);
     presence and frequency look at the output alone and subtract, as in OpenAI's API.
 
     Args:
-        logits: float32 ``[Q, V]``; may hold -inf.
-        in_prompt: bool ``[Q, V]``.
-        output_counts: int32 ``[Q, V]``.
-        presence, frequency, repetition: float32 ``[Q, 1]``.
+        logits: float32, any shape; may hold -inf. All others have shapes that broadcast to it.
+        in_prompt: bool.
+        output_count: integers.
+        presence, frequency, repetition: float32.
     """
-    generated = output_counts > 0
+    generated = output_count > 0
     scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits = torch.where(in_prompt | generated, scaled, logits)
-    return logits - presence * generated - frequency * output_counts
+    return logits - presence * generated - frequency * output_count
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTokens:
+    """S tokens that stand in penalised rows; one that stands there several times may be listed several times."""
+
+    rows: Tensor
+    """int64 ``[S]``: place of the row in the batch."""
+    ids: Tensor
+    """int64 ``[S]``."""
+    in_prompt: Tensor
+    """bool ``[S]``: whether the row's prompt holds it."""
+    output_count: Tensor
+    """int32 ``[S]``: how often it stands in the row's output."""
 
 
 class TokenCounts:
@@ -61,6 +76,10 @@ class TokenCounts:
     def add(self, slots: Tensor, ids: Tensor) -> None:
         """One more output token ``ids[i]`` for each of ``slots`` (both int64 ``[Q]``, slots distinct)."""
         self.output[slots, ids] += 1
+
+    def look_up(self, rows: Tensor, slots: Tensor, ids: Tensor) -> SeenTokens:
+        """What is known of ``ids`` in the rows at ``slots`` (all int64 ``[S]``)."""
+        return SeenTokens(rows, ids, self.in_prompt[slots, ids], self.output[slots, ids])
 
     def _grow(self) -> None:
         held = len(self.output)

@@ -3,21 +3,45 @@
 import torch
 from torch import Tensor
 
+MARGIN = 8
+"""Values looked at beyond those wanted, so that a few equal ones at the end need no second pass."""
 
-def ranked(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of each row, by (value descending, id ascending).
 
-    `torch.topk` may return any of several equal values; here value and id form one integer key, so no two are equal.
+def candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``k`` of the largest of each row, by (value descending, id ascending).
+
+    `torch.topk` may return any of several values that equal the k-th; how many in front of those is returned too.
 
     Args:
         values: float32 ``[R, V]`` without NaN.
         k: at most V.
 
     Returns:
-        Values float32 ``[R, k]`` and ids int64 ``[R, k]``.
+        Values float32 ``[R, k]``, ids int64 ``[R, k]``, and int64 ``[R, 1]``: how many of them are certain to be the
+        first of the whole row in this order. All are when k is V.
     """
+    if k == values.shape[-1]:
+        keys = _keys(values, torch.arange(k, device=values.device))
+    else:
+        keys = _keys(*values.topk(k, sorted=False))
+    ids = keys.sort(-1).values & 0xFFFFFFFF
+    top = values.gather(-1, ids)
+    certain = (top > top[:, -1:]).sum(-1, keepdim=True) if k < values.shape[-1] else torch.full_like(ids[:, :1], k)
+    return top, ids, certain
+
+
+def ranked(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The first ``k`` of each row by (value descending, id ascending): values float32 and ids int64 ``[R, k]``."""
+    size = values.shape[-1]
+    top, ids, certain = candidates(values, min(k + MARGIN, size))
+    rest = (certain[:, 0] < k).nonzero()[:, 0]
+    if len(rest):
+        top[rest, :k], ids[rest, :k] = (part[:, :k] for part in candidates(values[rest], size)[:2])
+    return top[:, :k], ids[:, :k]
+
+
+def _keys(values: Tensor, ids: Tensor) -> Tensor:
+    """int64 keys, no two of a row equal, that ascend in the wanted order; the low 32 bits are the id."""
     bits = (values + 0.0).view(torch.int32)  # the sum turns -0.0 into 0.0
     descending = ~(bits ^ ((bits >> 31) & 0x7FFFFFFF))
-    keys = descending.to(torch.int64) << 32 | torch.arange(values.shape[-1], device=values.device)
-    ids = keys.topk(k, largest=False, sorted=True).values & 0xFFFFFFFF
-    return values.gather(-1, ids), ids
+    return descending.to(torch.int64) << 32 | ids

@@ -1,7 +1,7 @@
 """Chooses each row's next token from its logits. Plain torch, on any device: the reference for faster versions.
 
 Rows are independent: a row's token is the same bit for bit alone, in any batch and in any order. So nothing here sums
-over a row with an operation that splits its work by the number of rows (`sum`, `logsumexp`); `cumsum` does not.
+over a whole row at once: torch splits such a sum by the number of rows.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.penalties import TokenCounts, penalise
+from paceline.kernels.penalties import SeenTokens, penalise
 from paceline.kernels.philox import uniforms
-from paceline.kernels.ranking import ranked
+from paceline.kernels.ranking import candidates
 
-CANDIDATES = 1024
-"""Most likely tokens among which filtered rows are first drawn; rows that keep more are sorted as a whole."""
+CANDIDATES = (64, 1024)
+"""Most likely tokens among which filtered rows are drawn: first few, then more for rows that keep more, at last all."""
+
+BLOCK = 256
+"""Tokens whose probabilities are summed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,6 @@ class FilteredRows(RandomRows):
     """float64 ``[N, 1]``; inf keeps all."""
     min_p: Tensor
     """float32 ``[N, 1]``; 0 keeps all."""
-    candidates: int
-    """How many of the most likely tokens to look at first, at most ``vocab_limit``. Changes speed, not results."""
     needs_mass: bool
     """Whether some row has top_p without top_k."""
 
@@ -84,14 +85,10 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Rows with penalties."""
+    """Of all R rows; neutral for those without."""
 
-    rows: Tensor
-    """int64 ``[Q]``."""
-    slots: Tensor
-    """int64 ``[Q]``: their slots in `TokenCounts`."""
     presence: Tensor
-    """float32 ``[Q, 1]``, as the other two."""
+    """float32 ``[R]``, as the other two."""
     frequency: Tensor
     repetition: Tensor
 
@@ -125,7 +122,7 @@ class Sampled:
     """bool ``[R]``: whether the masks leave any token."""
 
 
-def sample(logits: Tensor, batch: SamplingBatch, positions: Tensor, counts: TokenCounts) -> Sampled:
+def sample(logits: Tensor, batch: SamplingBatch, positions: Tensor, seen: SeenTokens | None = None) -> Sampled:
     """Chooses the next token of each row.
 
     Order: logit bias, allowed ids, bans, penalties; the greedy choice is the largest of what results (lowest id among
@@ -137,13 +134,12 @@ def sample(logits: Tensor, batch: SamplingBatch, positions: Tensor, counts: Toke
     Args:
         logits: float32 ``[R, V]``, not changed.
         positions: int64 ``[R]``: where the token will stand in its row.
-        counts: what penalised rows have seen.
+        seen: tokens of penalised rows; None when ``batch.penalties`` is.
     """
-    finite = logits.isfinite().all(-1)
-    scores = logits[:, : batch.vocab_limit]
+    finite = logits.amax(-1).isfinite() & logits.amin(-1).isfinite()
     if not finite.all():
-        scores = scores.where(finite[:, None], 0.0)
-    scores = _adjust(scores, batch, positions, counts)
+        logits = logits.where(finite[:, None], 0.0)
+    scores = _adjust(logits, batch, positions, seen)[:, : batch.vocab_limit]
     ids = scores.argmax(-1)
     possible = scores.gather(-1, ids[:, None])[:, 0] > -torch.inf
     if not possible.all():
@@ -155,25 +151,28 @@ def sample(logits: Tensor, batch: SamplingBatch, positions: Tensor, counts: Toke
     return Sampled(ids.where(finite & possible, 0), finite, possible)
 
 
-def _adjust(scores: Tensor, batch: SamplingBatch, positions: Tensor, counts: TokenCounts) -> Tensor:
+def _adjust(logits: Tensor, batch: SamplingBatch, positions: Tensor, seen: SeenTokens | None) -> Tensor:
     if batch.bias is None and batch.allowed is None and batch.bans is None and batch.penalties is None:
-        return scores
-    scores = scores.clone()
+        return logits
+    scores = logits.clone()
     if (bias := batch.bias) is not None:
         scores[bias.rows, bias.ids] += bias.values
     if (allowed := batch.allowed) is not None:
-        scores[allowed.rows] = scores[allowed.rows].masked_fill(~allowed.mask, -torch.inf)
+        tokens = scores[:, : batch.vocab_limit]
+        tokens[allowed.rows] = tokens[allowed.rows].masked_fill(~allowed.mask, -torch.inf)
     if (bans := batch.bans) is not None:
         kept = scores[bans.rows, bans.ids]
         scores[bans.rows, bans.ids] = kept.masked_fill(positions[bans.rows] < bans.until, -torch.inf)
     if (penalties := batch.penalties) is not None:
-        scores[penalties.rows] = penalise(
-            scores[penalties.rows],
-            counts.in_prompt[penalties.slots, : batch.vocab_limit],
-            counts.output[penalties.slots, : batch.vocab_limit],
-            penalties.presence,
-            penalties.frequency,
-            penalties.repetition,
+        assert seen is not None, "penalties need the tokens that were seen"
+        rows = seen.rows
+        scores[rows, seen.ids] = penalise(
+            scores[rows, seen.ids],
+            seen.in_prompt,
+            seen.output_count,
+            penalties.presence[rows],
+            penalties.frequency[rows],
+            penalties.repetition[rows],
         )
     return scores
 
@@ -189,26 +188,57 @@ def _uniforms(rows: RandomRows, positions: Tensor) -> Tensor:
     return uniforms(rows.seed, rows.candidate, positions[rows.rows])[:, None]
 
 
+def _block_sums(weights: Tensor) -> Tensor:
+    """Sums of each ``BLOCK`` neighbours of ``[N, V]``, the last possibly of fewer: float64 ``[N, ceil(V / BLOCK)]``."""
+    whole = weights.shape[1] // BLOCK * BLOCK
+    sums = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
+    if whole < weights.shape[1]:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], 1)
+    return sums.double()
+
+
 def _draw(scores: Tensor, rows: RandomRows, positions: Tensor) -> Tensor:
-    cumulative = _scaled(scores, rows).exp_().cumsum(-1, dtype=torch.float64)
+    """Inverts the cumulative distribution in two levels: finds the block, then the token in it."""
+    weights = _scaled(scores, rows).exp_()
+    cumulative = _block_sums(weights).cumsum(-1)
     target = _uniforms(rows, positions) * cumulative[:, -1:]
-    # The first id whose cumulative sum exceeds the target: its own probability cannot be zero.
+    block = torch.searchsorted(cumulative, target, right=True)
+    before = torch.nn.functional.pad(cumulative, (1, 0)).gather(-1, block)
+    share = (target - before) / (cumulative.gather(-1, block) - before)
+    ids = block * BLOCK + torch.arange(BLOCK, device=block.device)
+    inside = weights.gather(-1, ids.clamp(max=weights.shape[1] - 1)).where(ids < weights.shape[1], 0.0)
+    return block[:, 0] * BLOCK + _invert(inside, share)
+
+
+def _invert(weights: Tensor, share: Tensor) -> Tensor:
+    """First place of ``[N, n]`` whose cumulative sum exceeds ``share`` ``[N, 1]`` of the whole: int64 ``[N]``.
+
+    Never one of weight zero: a cumulative sum that exceeds what the one before does not has grown. The clamp keeps
+    ``share * total`` below the total after rounding.
+    """
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    target = share.clamp(max=1 - 2.0**-53) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
 def _draw_filtered(scores: Tensor, rows: FilteredRows, positions: Tensor) -> Tensor:
     scaled = _scaled(scores, rows)
-    mass = scaled.exp().cumsum(-1, dtype=torch.float64)[:, -1:] if rows.needs_mass else torch.ones_like(rows.top_p)
+    mass = _block_sums(scaled.exp()).cumsum(-1)[:, -1:] if rows.needs_mass else torch.ones_like(rows.top_p)
     columns = (rows.top_k, rows.top_p, rows.min_p, mass, _uniforms(rows, positions))
-    ids, fits = _draw_candidates(scaled, columns, rows.candidates)
-    if not fits.all():
-        rest = (~fits).nonzero()[:, 0]
-        ids[rest], _ = _draw_candidates(scaled[rest], [column[rest] for column in columns], scaled.shape[1])
+    ids = torch.zeros_like(rows.rows)
+    rest = torch.arange(len(ids), device=ids.device)
+    size = scaled.shape[1]
+    for count in (*(count for count in CANDIDATES if count < size), size):
+        drawn, fits = _draw_candidates(scaled[rest], [column[rest] for column in columns], count)
+        ids[rest] = drawn
+        rest = rest[~fits]
+        if len(rest) == 0:
+            break
     return ids
 
 
-def _draw_candidates(scaled: Tensor, columns: Sequence[Tensor], candidates: int) -> tuple[Tensor, Tensor]:
-    """Draws among each row's most likely ``candidates``.
+def _draw_candidates(scaled: Tensor, columns: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """Draws among each row's most likely ``count`` tokens.
 
     Args:
         scaled: float32 ``[N, vocab_limit]``.
@@ -219,17 +249,15 @@ def _draw_candidates(scaled: Tensor, columns: Sequence[Tensor], candidates: int)
         Ids ``[N]``, and bool ``[N]``: whether the row keeps no token beyond the candidates, so that its id is right.
     """
     top_k, top_p, min_p, mass, uniform = columns
-    vocab_limit = scaled.shape[1]
-    values, ids = ranked(scaled, candidates)
+    values, ids, certain = candidates(scaled, count)
     weights = values.exp()
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     before = torch.nn.functional.pad(cumulative[:, :-1], (1, 0))
-    limited = top_k < vocab_limit
-    total = torch.where(limited, cumulative.gather(-1, top_k.clamp(max=candidates) - 1), mass)
-    place = torch.arange(candidates, device=scaled.device)
+    limited = top_k < scaled.shape[1]
+    total = torch.where(limited, cumulative.gather(-1, top_k.clamp(max=count) - 1), mass)
+    place = torch.arange(count, device=scaled.device)
     # Each filter keeps a prefix of the order, and all keep its first token.
     kept = ((place < top_k) & (before < top_p * total) & (weights >= min_p)).sum(-1, keepdim=True)
-    fits = (candidates == vocab_limit) | ((kept < candidates) & ((top_k <= candidates) | ~limited))
-    target = uniform * cumulative.gather(-1, kept - 1)
-    drawn = (cumulative <= target).sum(-1, keepdim=True)
-    return ids.gather(-1, drawn)[:, 0], fits[:, 0]
+    fits = (kept <= certain) & ((top_k <= count) | ~limited)
+    drawn = _invert(weights.where(place < kept, 0.0), uniform)
+    return ids.gather(-1, drawn[:, None])[:, 0], fits[:, 0]

@@ -1,5 +1,6 @@
 """From the sampling parameters of rows to the tensors that the sampler reads."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +9,6 @@ from torch import Tensor
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import RowStart
 from paceline.kernels.sampling import (
-    CANDIDATES,
     AllowedTokens,
     FilteredRows,
     Penalties,
@@ -19,15 +19,10 @@ from paceline.kernels.sampling import (
 )
 
 
-def sampling_batch(
-    starts: Sequence[RowStart], slots: Sequence[int | None], vocab_limit: int, device: torch.device | str = "cpu"
-) -> SamplingBatch:
+def sampling_batch(starts: Sequence[RowStart], vocab_limit: int, device: torch.device | str = "cpu") -> SamplingBatch:
     """Tensors for a batch whose row ``i`` samples as ``starts[i]`` says. They hold until the rows change.
 
     Ids from ``vocab_limit`` on are left out: they are never sampled, and a stray one cannot reach another row's logits.
-
-    Args:
-        slots: each row's slot in `TokenCounts`; None without penalties.
     """
     params = [start.params for start in starts]
     filtered = [i for i, p in enumerate(params) if not p.greedy and _filters(p, vocab_limit)]
@@ -39,7 +34,7 @@ def sampling_batch(
         bias=_bias(params, vocab_limit, device),
         allowed=_allowed(params, vocab_limit, device),
         bans=_bans(starts, vocab_limit, device),
-        penalties=_penalties(params, slots, device),
+        penalties=_penalties(params, device),
     )
 
 
@@ -51,14 +46,14 @@ def _ints(values: Sequence[int], device: torch.device | str) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
-def _column(values: Sequence[float], device: torch.device | str, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+def _floats(values: Sequence[float], device: torch.device | str) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _random(starts: Sequence[RowStart], rows: list[int], device: torch.device | str) -> RandomRows:
     return RandomRows(
         rows=_ints(rows, device),
-        temperature=_column([starts[row].params.temperature for row in rows], device),
+        temperature=_floats([starts[row].params.temperature for row in rows], device)[:, None],
         seed=_ints([starts[row].seed for row in rows], device),
         candidate=_ints([starts[row].candidate for row in rows], device),
     )
@@ -68,6 +63,7 @@ def _filtered(
     starts: Sequence[RowStart], rows: list[int], vocab_limit: int, device: torch.device | str
 ) -> FilteredRows:
     params = [starts[row].params for row in rows]
+    top_p = [p.top_p if p.top_p < 1 else math.inf for p in params]
     top_k = [p.top_k if 0 < p.top_k < vocab_limit else vocab_limit for p in params]
     plain = _random(starts, rows, device)
     return FilteredRows(
@@ -75,10 +71,9 @@ def _filtered(
         temperature=plain.temperature,
         seed=plain.seed,
         candidate=plain.candidate,
-        top_k=_column(top_k, device, torch.int64),
-        top_p=_column([p.top_p if p.top_p < 1 else float("inf") for p in params], device, torch.float64),
-        min_p=_column([p.min_p for p in params], device),
-        candidates=min(CANDIDATES, vocab_limit, max(top_k) + 1),
+        top_k=_ints(top_k, device)[:, None],
+        top_p=torch.tensor(top_p, dtype=torch.float64, device=device)[:, None],
+        min_p=_floats([p.min_p for p in params], device)[:, None],
         needs_mass=any(p.top_p < 1 and k == vocab_limit for p, k in zip(params, top_k, strict=True)),
     )
 
@@ -96,7 +91,7 @@ def _bias(params: Sequence[SamplingParams], vocab_limit: int, device: torch.devi
     return TokenBias(
         rows=_ints(rows, device),
         ids=_ints(ids, device),
-        values=torch.tensor(values, dtype=torch.float32, device=device),
+        values=_floats(values, device),
     )
 
 
@@ -128,19 +123,13 @@ def _bans(starts: Sequence[RowStart], vocab_limit: int, device: torch.device | s
     return TokenBans(rows=_ints(rows, device), ids=_ints(ids, device), until=_ints(until, device))
 
 
-def _penalties(
-    params: Sequence[SamplingParams], slots: Sequence[int | None], device: torch.device | str
-) -> Penalties | None:
-    held = [(row, slot) for row, slot in enumerate(slots) if slot is not None]
-    if not held:
+def _penalties(params: Sequence[SamplingParams], device: torch.device | str) -> Penalties | None:
+    if not any(p.penalises for p in params):
         return None
-    chosen = [params[row] for row, _ in held]
     return Penalties(
-        rows=_ints([row for row, _ in held], device),
-        slots=_ints([slot for _, slot in held], device),
-        presence=_column([p.presence_penalty for p in chosen], device),
-        frequency=_column([p.frequency_penalty for p in chosen], device),
-        repetition=_column([p.repetition_penalty for p in chosen], device),
+        presence=_floats([p.presence_penalty for p in params], device),
+        frequency=_floats([p.frequency_penalty for p in params], device),
+        repetition=_floats([p.repetition_penalty for p in params], device),
     )
 
 

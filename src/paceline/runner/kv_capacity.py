@@ -1,0 +1,66 @@
+"""How many KV blocks to make, and how long a sequence may therefore become."""
+
+import logging
+from dataclasses import dataclass
+
+from paceline.engine.config import EngineConfig
+from paceline.layers.kv_cache import KVLayout
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KVCapacity:
+    num_blocks: int
+    """Blocks of every KV group, the sink included."""
+    max_model_len: int
+    """Most tokens of one sequence."""
+    bytes: int
+    """Memory that all groups take."""
+
+
+def kv_capacity(config: EngineConfig, layout: KVLayout, max_position: int, available: int) -> KVCapacity:
+    """Fits the KV cache into memory; takes no more than ``max_num_seqs`` sequences of full length can use.
+
+    All groups get the same number of blocks: a sequence is admitted with a block of every group for each of its tokens.
+
+    Args:
+        max_position: longest context that the model was made for.
+        available: bytes of memory that are free.
+
+    Raises:
+        ValueError: ``max_model_len`` was asked for and does not fit, or not even one block does.
+    """
+    length = config.max_model_len or max_position
+    if length > max_position:
+        raise ValueError(f"max_model_len={length} is more than the {max_position} tokens that the model was made for")
+    block_bytes = sum(layout.bytes_per_block(group) for group in range(layout.num_groups))
+    if config.kv_cache_bytes is None:
+        budget = int(available * config.kv_cache_share)
+        source = f"kv_cache_share={config.kv_cache_share:g} of {available / MIB:,.0f} MiB of free memory"
+    else:
+        budget = config.kv_cache_bytes
+        source = f"kv_cache_bytes={budget}"
+        if budget > available:
+            log.warning("%s is more than the %.0f MiB of memory that are free", source, available / MIB)
+    sequence_blocks = -(-length // layout.block_size)
+    num_blocks = min(budget // block_bytes, config.max_num_seqs * sequence_blocks + 1)
+    capacity = (num_blocks - 1) * layout.block_size
+    if capacity < length:
+        needed = (sequence_blocks + 1) * block_bytes
+        if config.max_model_len is not None or capacity < 1:
+            raise ValueError(
+                f"one sequence of {length} tokens takes {needed / MIB:,.1f} MiB of KV cache, and {source} gives "
+                f"{budget / MIB:,.1f} MiB: give the KV cache more memory or lower max_model_len"
+            )
+        log.warning(
+            "max_model_len is %d instead of the model's %d: %s holds no more; a whole sequence takes %.0f MiB",
+            capacity,
+            length,
+            source,
+            needed / MIB,
+        )
+        length = capacity
+    return KVCapacity(num_blocks, length, num_blocks * block_bytes)

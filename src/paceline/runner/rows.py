@@ -1,0 +1,125 @@
+"""The rows that hold a seat, kept on the host in arrays, so that preparing a step takes a few numpy calls."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.step import RowStart, Step
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """What each row computes in one step. ``n`` rows, T tokens, row after row; rows that rest are left out."""
+
+    rows: Ints
+    """``[n]``."""
+    first: Ints
+    """``[n]``: position of the first token that the row computes."""
+    context_len: Ints
+    """``[n]``: tokens of the row once they are computed."""
+    query_start: Ints
+    """``[n + 1]``: token ``query_start[i]`` of the step is the first of ``rows[i]``."""
+    token_rows: Ints
+    """``[T]``: row of each token."""
+    positions: Ints
+    """``[T]``: position of each token in its row."""
+
+
+class Rows:
+    """Tokens, progress and block tables of all seated rows.
+
+    Attributes:
+        tokens: int64 ``[max_rows, max_len]``.
+        length: int64 ``[max_rows]``: tokens that the row has.
+        computed: int64 ``[max_rows]``: tokens whose keys and values are written.
+        tables: one int64 ``[max_rows, max_blocks]`` per KV group.
+        starts: what each seated row was started with; iterates in order of seating.
+    """
+
+    def __init__(self, max_rows: int, max_model_len: int, block_size: int, num_groups: int) -> None:
+        max_len = max_model_len + 1  # a full context still samples, though nobody wants the token
+        max_blocks = -(-max_len // block_size)
+        self.block_size = block_size
+        self.tokens = np.zeros((max_rows, max_len), np.int64)
+        self.length = np.zeros(max_rows, np.int64)
+        self.computed = np.zeros(max_rows, np.int64)
+        self.tables = [np.zeros((max_rows, max_blocks), np.int64) for _ in range(num_groups)]
+        self.starts: dict[int, RowStart] = {}
+        self._blocks = np.zeros((num_groups, max_rows), np.int64)  # entries filled in each table
+        self._seated = np.zeros(0, np.int64)
+        self._index: dict[int, int] = {}  # row -> place in _seated
+        self._failed: set[int] = set()
+
+    def apply(self, step: Step) -> Chunks:
+        """Seats and unseats rows, extends tables, and says what to compute; counts it as computed."""
+        for row in step.removed:
+            del self.starts[row]
+            self._failed.discard(row)
+        for start in step.added:
+            self._seat(start)
+        if step.removed or step.added:
+            self._seated = np.fromiter(self.starts, np.int64, len(self.starts))
+            self._index = {row: place for place, row in enumerate(self.starts)}
+        for row, tables in step.blocks.items():
+            self._extend(row, tables)
+        return self._advance(step.advance)
+
+    def append(self, rows: Ints, ids: Ints) -> None:
+        """The next token of each of ``rows``."""
+        self.tokens[rows, self.length[rows]] = ids
+        self.length[rows] += 1
+
+    def fail(self, row: int) -> None:
+        """Lets the row rest until it is removed: steps already on their way may still name it."""
+        self._failed.add(row)
+
+    def slots(self, chunks: Chunks) -> Iterator[Ints]:
+        """Per KV group the cache slot of each token, ``[T]``."""
+        blocks, offsets = np.divmod(chunks.positions, self.block_size)
+        for table in self.tables:
+            yield table[chunks.token_rows, blocks] * self.block_size + offsets
+
+    def block_tables(self, chunks: Chunks) -> Iterator[Ints]:
+        """Per KV group the tables of the step's rows, ``[n, blocks of the longest context]``."""
+        width = -(-int(chunks.context_len.max()) // self.block_size)
+        for table in self.tables:
+            yield table[chunks.rows, :width]
+
+    def _seat(self, start: RowStart) -> None:
+        row, length = start.row, len(start.tokens)
+        assert row not in self.starts, f"row {row} is added twice"
+        assert 0 <= start.computed < length, "a row must have a token left to compute"
+        self.starts[row] = start
+        self.tokens[row, :length] = start.tokens
+        self.length[row] = length
+        self.computed[row] = start.computed
+        self._blocks[:, row] = 0
+        self._extend(row, start.blocks)
+
+    def _extend(self, row: int, tables: list[list[int]]) -> None:
+        for group, new in enumerate(tables):
+            held = self._blocks[group, row]
+            self.tables[group][row, held : held + len(new)] = new
+            self._blocks[group, row] = held + len(new)
+
+    def _advance(self, advance: dict[int, int]) -> Chunks:
+        counts = np.ones(len(self._seated), np.int64)
+        for row, count in advance.items():
+            counts[self._index[row]] = count
+        for row in self._failed:
+            counts[self._index[row]] = 0
+        computes = counts > 0
+        rows, counts = self._seated[computes], counts[computes]
+        first = self.computed[rows]
+        last = first + counts
+        assert np.all(last <= self.length[rows]), "the step computes tokens that are not known"
+        assert np.all(last <= self._blocks[:, rows] * self.block_size), "the step computes tokens that have no block"
+        self.computed[rows] = last
+        query_start = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        positions = np.arange(query_start[-1]) + np.repeat(first - query_start[:-1], counts)
+        return Chunks(rows, first, last, query_start, np.repeat(rows, counts), positions)

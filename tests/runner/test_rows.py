@@ -1,0 +1,88 @@
+"""Rows and chunks against the fake runner's plain lists."""
+
+import numpy as np
+import pytest
+
+from paceline.engine.sampling_params import SamplingParams
+from paceline.engine.step import RowStart, Step
+from paceline.runner.rows import Rows
+
+
+def start(row: int, tokens: list[int], blocks: list[list[int]], computed: int = 0) -> RowStart:
+    return RowStart(row, tokens, len(tokens), computed, blocks, SamplingParams(), 0, 0, [], None)
+
+
+def rows() -> Rows:
+    return Rows(max_rows=8, max_model_len=20, block_size=4, num_groups=2)
+
+
+def test_chunks_of_rows_at_different_phases():
+    state = rows()
+    first = state.apply(
+        Step(
+            0,
+            added=[start(5, [10, 11, 12, 13, 14, 15], [[3, 4], [7, 0]]), start(2, [20, 21], [[6], [1]])],
+            advance={5: 5, 2: 2},
+        )
+    )
+    assert first.rows.tolist() == [5, 2]
+    assert first.query_start.tolist() == [0, 5, 7]
+    assert first.positions.tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert first.token_rows.tolist() == [5, 5, 5, 5, 5, 2, 2]
+    assert first.context_len.tolist() == [5, 2]
+    assert [slots.tolist() for slots in state.slots(first)] == [
+        [12, 13, 14, 15, 16, 24, 25],
+        [28, 29, 30, 31, 0, 4, 5],
+    ]
+    assert [table.tolist() for table in state.block_tables(first)] == [[[3, 4], [6, 0]], [[7, 0], [1, 0]]]
+    state.append(np.array([2]), np.array([22]))
+
+    second = state.apply(
+        Step(1, removed=[], added=[start(0, [1, 2, 3], [[9], [9]], computed=2)], blocks={5: [[8], [8]]})
+    )
+    assert second.rows.tolist() == [5, 2, 0]
+    assert second.positions.tolist() == [5, 2, 2]
+    assert state.tokens[second.token_rows, second.positions].tolist() == [15, 22, 3]
+
+    state.append(np.array([5]), np.array([16]))
+    third = state.apply(Step(2, removed=[0], advance={2: 0}))
+    assert third.rows.tolist() == [5]
+    assert third.positions.tolist() == [6]
+
+
+def test_a_row_id_is_used_again():
+    state = rows()
+    state.apply(Step(0, added=[start(1, [5] * 9, [[2, 3, 4], [2, 3, 4]])], advance={1: 9}))
+    chunks = state.apply(Step(1, removed=[1], added=[start(1, [6, 7], [[5], [6]])], advance={1: 2}))
+    assert state.tokens[1, :2].tolist() == [6, 7]
+    assert [table.tolist() for table in state.block_tables(chunks)] == [[[5]], [[6]]]
+    assert chunks.positions.tolist() == [0, 1]
+    assert list(state.starts) == [1]
+
+
+def test_a_failed_row_rests_until_it_is_removed():
+    state = rows()
+    state.apply(Step(0, added=[start(1, [5], [[2], [2]]), start(3, [6], [[3], [3]])]))
+    state.append(np.array([3]), np.array([8]))
+    state.fail(1)
+    assert state.apply(Step(1)).rows.tolist() == [3]
+    state.append(np.array([3]), np.array([8]))
+    assert state.apply(Step(2, removed=[1], added=[start(1, [7], [[4], [4]])])).rows.tolist() == [3, 1]
+
+
+def test_all_rows_may_rest_and_leave():
+    state = rows()
+    assert len(state.apply(Step(0)).rows) == 0
+    assert len(state.apply(Step(1, added=[start(1, [5], [[2], [2]])], advance={1: 0})).positions) == 0
+    assert len(state.apply(Step(2, removed=[1])).positions) == 0
+
+
+def test_steps_that_cannot_be_carried_out():
+    state = rows()
+    state.apply(Step(0, added=[start(1, [5], [[2], [2]])]))
+    with pytest.raises(AssertionError, match="not known"):
+        state.apply(Step(1))
+    with pytest.raises(AssertionError, match="twice"):
+        state.apply(Step(2, added=[start(1, [5], [[2], [2]])]))
+    with pytest.raises(AssertionError, match="no block"):
+        rows().apply(Step(0, added=[start(1, [5] * 5, [[2], [2, 3]])], advance={1: 5}))

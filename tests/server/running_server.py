@@ -86,7 +86,9 @@ async def running(llm: FakeLLM, config: ServerConfig) -> AsyncIterator[Server]:
     app = create_app(llm, config)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    settings = uvicorn.Config(app, loop="none", http="httptools", ws="none", lifespan="off", log_level="warning")
+    settings = uvicorn.Config(
+        app, loop="none", http="httptools", ws="none", lifespan="off", log_level="warning", root_path=config.root_path
+    )
     uvicorn_server = uvicorn.Server(settings)
     task = asyncio.create_task(uvicorn_server._serve([listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -26,7 +26,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
         config: limits, keys and names.
     """
     service = Service(llm, config)
-    app = FastAPI(title="paceline", version=VERSION, root_path=config.root_path)
+    app = FastAPI(title="paceline", version=VERSION)
     app.state.service = service
     app.add_middleware(Gate, service=service)
     add_error_handlers(app)

@@ -22,7 +22,8 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._open = {OPEN, service.config.root_path + OPEN}
+        # The server puts its root path before every path.
+        self._open = service.config.root_path + OPEN
         self._keys = [_digest(key.encode()) for key in service.config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +40,7 @@ class Gate:
                     self._service.metrics.refuse(message["status"])
             await send(message)
 
-        if self._keys and scope["path"] not in self._open and not self._has_key(headers):
+        if self._keys and scope["path"] != self._open and not self._has_key(headers):
             error = ApiError(
                 401,
                 "a valid API key is needed: Authorization: Bearer KEY",

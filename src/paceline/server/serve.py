@@ -79,12 +79,13 @@ async def _serve_started(llm: AsyncLLM, config: ServerConfig, listener: socket.s
             log_config=None,
             log_level=config.log_level,
             access_log=config.access_log,
+            root_path=config.root_path,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(config.exit_timeout_s)),
         ),
-        _url(config, listener) + config.root_path,
+        _url(config, listener),
         service.names[0],
     )
     running = asyncio.create_task(server.serve([listener]))

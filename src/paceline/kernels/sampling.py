@@ -224,16 +224,15 @@ def _invert(weights: Tensor, share: Tensor) -> Tensor:
 def _draw_filtered(scores: Tensor, rows: FilteredRows, positions: Tensor) -> Tensor:
     scaled = _scaled(scores, rows)
     mass = _block_sums(scaled.exp()).cumsum(-1)[:, -1:] if rows.needs_mass else torch.ones_like(rows.top_p)
-    columns = (rows.top_k, rows.top_p, rows.min_p, mass, _uniforms(rows, positions))
+    columns = [rows.top_k, rows.top_p, rows.min_p, mass, _uniforms(rows, positions)]
     ids = torch.zeros_like(rows.rows)
     rest = torch.arange(len(ids), device=ids.device)
     size = scaled.shape[1]
     for count in (*(count for count in CANDIDATES if count < size), size):
-        drawn, fits = _draw_candidates(scaled[rest], [column[rest] for column in columns], count)
-        ids[rest] = drawn
-        rest = rest[~fits]
-        if len(rest) == 0:
+        ids[rest], fits = _draw_candidates(scaled, columns, count)
+        if fits.all():
             break
+        rest, scaled, columns = rest[~fits], scaled[~fits], [column[~fits] for column in columns]
     return ids
 
 

@@ -500,6 +500,24 @@ async def test_500_requests_with_aborts_leave_nothing(start: Start) -> None:
     assert not [thing for thing in gc.get_objects() if isinstance(thing, OutputProcessor)]
 
 
+async def test_engines_one_after_another_leave_nothing_open() -> None:
+    """failure 89: descriptors, threads, tasks and processes are back where they were."""
+
+    def held() -> tuple[int, int, int, int]:
+        gc.collect()
+        me = psutil.Process()
+        return me.num_fds(), me.num_threads(), len(asyncio.all_tasks()), len(me.children())
+
+    seen = []
+    for _ in range(3):
+        engine = Engine(step_timeout=10.0)
+        await engine.start()
+        await whole(engine.ask(max_tokens=5))
+        await engine.close()
+        seen.append(held())
+    assert seen[1] == seen[2]
+
+
 async def test_works_under_uvloop() -> None:
     import uvloop
 

@@ -126,6 +126,8 @@ class EngineClient:
         inbox.rcvhwm = 0
         inbox.bind(launch.to_client)
         self._inbox = zmq.asyncio.Socket.from_socket(inbox)
+        # Closed by itself, or the event loop goes on watching its file descriptor, which the next socket gets.
+        self._resources.callback(self._inbox.close, linger=0)
         self._outbox = context.socket(zmq.PUSH)
         self._outbox.sndhwm = 0
         self._outbox.connect(launch.to_engine)

@@ -172,6 +172,7 @@ def test_llama3_rope(tmp_path: Path, theta: float, head_dim: int, factor: float,
     [
         ({"qwen2.rope.scaling.type": "longrope", "qwen2.rope.scaling.factor": 2.0}, "longrope"),
         ({"qwen2.rope.scaling.type": "linear"}, "factor None"),
+        ({"qwen2.attention.sliding_window": 64}, "sliding window of 64"),
         ({"qwen2.expert_count": 8}, "mixture-of-experts"),
         ({"qwen2.attention.value_length": 8}, r"attention\.value_length is 8"),
         ({"qwen2.rope.dimension_count": 8}, r"rope\.dimension_count is 8"),
@@ -184,6 +185,13 @@ def test_what_is_not_supported(tmp_path: Path, metadata: dict[str, Any], message
     write_gguf(tmp_path / "tiny.gguf", tiny_model("qwen2"), "qwen2", metadata=metadata)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(tmp_path / "tiny.gguf")
+
+
+def test_llama_with_a_sliding_window_is_mistral(tmp_path: Path) -> None:
+    metadata = {"llama.attention.sliding_window": 64}
+    write_gguf(tmp_path / "tiny.gguf", tiny_model("mistral"), "llama", metadata=metadata)
+    config = open_checkpoint(tmp_path / "tiny.gguf").config
+    assert (config["model_type"], config["sliding_window"]) == ("mistral", 64)
 
 
 def test_another_architecture(tmp_path: Path) -> None:

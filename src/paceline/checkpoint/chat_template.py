@@ -116,14 +116,14 @@ class ChatTemplate:
                 own message) or the last one cannot be continued; field ``chat_template_kwargs`` for a bad variable.
         """
         extra = self._checked_kwargs(kwargs or {})
-        shaped = checked_messages(messages, self.content_formats, self.content_formats["user"])
+        chat = checked_messages(messages, self.content_formats, self.content_formats["user"])
         if not continue_final_message:
-            return self._run(shaped, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
-        if shaped[-1]["role"] != "assistant":
+            return self._run(chat, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        if chat[-1]["role"] != "assistant":
             raise InvalidRequest("messages", "only a last message from the assistant can be continued")
         mark = secrets.token_hex(16)
-        shaped[-1], text = with_suffix(shaped[-1], mark)
-        head, found, tail = self._run(shaped, add_generation_prompt=False, tools=tools, extra=extra).partition(mark)
+        chat[-1], text = with_suffix(chat[-1], mark)
+        head, found, tail = self._run(chat, add_generation_prompt=False, tools=tools, extra=extra).partition(mark)
         if not found or mark in tail or not head.endswith(text):
             raise InvalidRequest(
                 "messages", "the model's chat template rewrites the last message, so that it cannot be continued"

@@ -49,9 +49,11 @@ def gguf_config(
     for key in ("attention.value_length", "rope.dimension_count"):
         if get(key, head_dim) != head_dim:
             raise CheckpointError(f"{architecture}.{key} is {get(key)}; only the head size, {head_dim}, is supported")
+    if (window := get("attention.sliding_window")) and architecture != "llama":
+        raise CheckpointError(f"{architecture} with a sliding window of {window} is not supported in GGUF files")
     return {
-        "architectures": [_ARCHITECTURES[architecture]],
-        "model_type": architecture,
+        "architectures": ["MistralForCausalLM" if window else _ARCHITECTURES[architecture]],
+        "model_type": "mistral" if window else architecture,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
         "intermediate_size": need("feed_forward_length"),
@@ -62,7 +64,7 @@ def gguf_config(
         "hidden_act": "silu",
         "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": need("context_length"),
-        "sliding_window": get("attention.sliding_window"),
+        "sliding_window": window or None,
         "rope_theta": get("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(get, head_dim, rope_factors),
         "attention_bias": "blk.0.attn_q.bias" in shapes,

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 import zmq
 
 import engine_factories
@@ -389,7 +390,7 @@ async def test_close_kills_what_does_not_exit(start: Start, monkeypatch: pytest.
     assert not psutil.pid_exists(engine.pid)
 
 
-ORPHAN = """
+SCRIPT = """
 import asyncio, os, sys
 sys.path[:0] = {path!r}
 from test_client import Engine
@@ -399,15 +400,20 @@ async def main():
     stream = engine.ask(max_tokens=900)
     await anext(stream)
     print(engine.pid, engine.folder, flush=True)
-    os.kill(os.getpid(), 9)
+    {end}
 asyncio.run(main())
 """
 
 
-def test_no_orphan_when_the_client_is_killed() -> None:
-    script = ORPHAN.format(path=[path for path in sys.path if path])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("os.kill(os.getpid(), 9)", -9), ("return", 0), ("sys.exit(3)", 3), ("os.kill(engine.pid, 9)", 0)],
+)
+def test_no_orphan_when_the_client_ends_without_closing(end: str, status: int) -> None:
+    script = SCRIPT.format(path=[path for path in sys.path if path], end=end)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
-    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert run.returncode == status, run.stderr
+    assert "Traceback" not in run.stderr
     pid, folder = run.stdout.split()
     deadline = time.monotonic() + 5
     while psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE:
@@ -518,9 +524,8 @@ async def test_engines_one_after_another_leave_nothing_open() -> None:
     assert seen[1] == seen[2]
 
 
-async def test_works_under_uvloop() -> None:
-    import uvloop
-
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+async def test_works_in_a_loop_on_another_thread(run: Callable[..., Any]) -> None:
     async def main() -> list[int]:
         engine = Engine()
         await engine.start()
@@ -529,8 +534,7 @@ async def test_works_under_uvloop() -> None:
         finally:
             await engine.close()
 
-    ids = await asyncio.to_thread(uvloop.run, main())
-    assert ids == expected(PROMPT, 9)
+    assert await asyncio.to_thread(run, main()) == expected(PROMPT, 9)
 
 
 async def test_throughput(start: Start) -> None:

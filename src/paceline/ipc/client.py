@@ -130,6 +130,7 @@ class EngineClient:
         self._resources.callback(self._inbox.close, linger=0)
         self._outbox = context.socket(zmq.PUSH)
         self._outbox.sndhwm = 0
+        self._outbox.linger = 0  # Nothing waits for an engine that is gone, not even an exit without `close`.
         self._outbox.connect(launch.to_engine)
         try:
             self._process = await asyncio.create_subprocess_exec(

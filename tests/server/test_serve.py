@@ -1,0 +1,250 @@
+"""`serve` in a process of its own: start, signals, exit."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from running_server import strict_json
+
+from engine_factories import write_folder
+
+TESTS = Path(__file__).parents[1]
+CODE = """
+import sys
+from paceline.engine.config import EngineConfig
+from paceline.server.config import ServerConfig
+from paceline.server.serve import serve
+serve(EngineConfig(model=sys.argv[1]), ServerConfig(**eval(sys.argv[2])), core=sys.argv[3])
+"""
+LONG = {"prompt": "hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
+"""9 seconds."""
+
+
+@contextmanager
+def process(folder: Path, core: str = "steady", **config: Any) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        sys.executable,
+        "-c",
+        CODE,
+        str(write_folder(folder)),
+        repr({"port": 0, **config}),
+        f"served_core:{core}",
+    ]
+    path = os.pathsep.join([str(TESTS), str(TESTS / "server"), str(TESTS.parent / "src")])
+    served = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield served
+    finally:
+        children = psutil.Process(served.pid).children(recursive=True) if served.poll() is None else []
+        for left in [served, *children]:
+            left.kill()
+        served.communicate()
+
+
+def ready(served: subprocess.Popen[str]) -> str:
+    """The URL from the line that says that the server is ready."""
+    assert served.stdout is not None
+    line = served.stdout.readline()
+    match = re.search(r"http://\S+(?=/v1)", line)
+    assert match, line + (served.stderr.read() if served.stderr else "")
+    return match[0]
+
+
+def children(served: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(served.pid).children(recursive=True)
+
+
+def ends(served: subprocess.Popen[str], within: float) -> str:
+    """Waits for the exit, which must be with status 0; returns standard error."""
+    _, errors = served.communicate(timeout=within)
+    assert served.returncode == 0, errors
+    assert "Traceback" not in errors
+    return errors
+
+
+async def events(client: httpx.AsyncClient, body: dict[str, Any], opened: asyncio.Event | None = None) -> list[str]:
+    found = []
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line:
+                found.append(line.removeprefix("data: "))
+                if opened is not None:
+                    opened.set()
+    return found
+
+
+async def test_a_signal_drains(tmp_path: Path) -> None:
+    """failure 83: 20 streams, SIGTERM: new requests get a 503, short ones end as they should, long ones get an error
+    event when the time is over; status 0 and no process left."""
+    with process(tmp_path, drain_timeout_s=1.5) as served:
+        url = await asyncio.to_thread(ready, served)
+        engine = children(served)
+        assert len(engine) == 1
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            opened = [asyncio.Event() for _ in range(20)]
+            bodies = [{**LONG, "max_tokens": 60} if i % 2 else LONG for i in range(20)]
+            streams = [
+                asyncio.create_task(events(client, body, event)) for body, event in zip(bodies, opened, strict=True)
+            ]
+            await asyncio.gather(*(event.wait() for event in opened))
+            served.send_signal(signal.SIGTERM)
+            before = time.monotonic()
+            await asyncio.sleep(0.1)
+            refused = await client.post("/v1/completions", json=LONG)
+            assert refused.status_code == 503
+            assert (await client.get("/health")).status_code == 503
+            replies = await asyncio.gather(*streams)
+        for i, reply in enumerate(replies):
+            if i % 2:
+                assert reply[-1] == "[DONE]"
+                assert strict_json(reply[-2])["choices"][0]["finish_reason"] == "length"
+            else:
+                assert strict_json(reply[-1])["error"]["code"] == "shutting_down"
+        await asyncio.to_thread(ends, served, 10)
+        assert 1.4 < time.monotonic() - before < 8
+        assert not any(child.is_running() for child in engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_hurries(tmp_path: Path, number: signal.Signals) -> None:
+    """failure 83: the second signal ends the wait; clients still get their error event."""
+    with process(tmp_path, drain_timeout_s=60) as served:
+        url = await asyncio.to_thread(ready, served)
+        engine = children(served)
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            opened = asyncio.Event()
+            stream = asyncio.create_task(events(client, LONG, opened))
+            await opened.wait()
+            os.killpg(served.pid, number)  # As Ctrl-C does: the engine process gets it too.
+            await asyncio.sleep(0.3)
+            assert served.poll() is None
+            assert not stream.done()
+            served.send_signal(number)
+            assert strict_json((await stream)[-1])["error"]["code"] == "shutting_down"
+        await asyncio.to_thread(ends, served, 8)
+        assert not any(child.is_running() for child in engine)
+
+
+async def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
+    with process(tmp_path) as served:
+        url = await asyncio.to_thread(ready, served)
+        async with httpx.AsyncClient(base_url=url) as client:
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+            reply = await client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200
+            assert reply.json()["model"] == str(tmp_path)
+            served.send_signal(signal.SIGTERM)  # With a connection that is kept alive.
+            await asyncio.to_thread(ends, served, 8)
+
+
+async def test_the_engine_is_killed_or_hangs(tmp_path: Path) -> None:
+    """failure 82: within seconds /health says 503 and waiting clients get an error, be the engine hung or dead; a hung
+    one that goes on is healthy again."""
+    with process(tmp_path) as served:
+        url = await asyncio.to_thread(ready, served)
+        (engine,) = children(served)
+
+        async def health() -> int:
+            return (await client.get("/health")).status_code
+
+        async def becomes(status: int) -> None:
+            async with asyncio.timeout(10):
+                while await health() != status:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            opened = asyncio.Event()
+            stream = asyncio.create_task(events(client, LONG, opened))
+            await opened.wait()
+            engine.suspend()
+            await becomes(503)
+            assert strict_json((await stream)[-1])["error"]["code"] == "engine_unavailable"
+            assert (await client.post("/v1/completions", json=LONG)).status_code == 503
+            engine.resume()
+            await becomes(200)
+            opened.clear()
+            stream = asyncio.create_task(events(client, LONG, opened))
+            await opened.wait()
+            engine.kill()
+            await becomes(503)
+            assert "SIGKILL" in strict_json((await stream)[-1])["error"]["message"]
+        served.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(ends, served, 8)
+
+
+def test_a_signal_while_loading(tmp_path: Path) -> None:
+    with process(tmp_path, "slow_to_load") as served:
+        deadline = time.monotonic() + 10
+        while not children(served):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        engine = children(served)
+        served.send_signal(signal.SIGINT)
+        ends(served, 15)
+        assert not any(child.is_running() for child in engine)
+
+
+def fails(served: subprocess.Popen[str]) -> str:
+    output, errors = served.communicate(timeout=20)
+    assert served.returncode == 1
+    assert output == ""
+    assert "Traceback" not in errors.splitlines()[-1]
+    return errors.splitlines()[-1]
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    """Known before the model loads."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        with process(tmp_path, "slow_to_load", port=port) as served:
+            message = fails(served)
+    assert f"127.0.0.1 port {port}" in message
+    assert "--port" in message
+
+
+def test_an_address_of_another_machine(tmp_path: Path) -> None:
+    with process(tmp_path, "slow_to_load", host="203.0.113.1") as served:
+        assert "203.0.113.1" in fails(served)
+    with process(tmp_path, "slow_to_load", host="no.such.host.invalid") as served:
+        assert "no.such.host.invalid" in fails(served)
+
+
+def test_an_engine_that_cannot_load(tmp_path: Path) -> None:
+    with process(tmp_path, "broken") as served:
+        assert "model.norm.weight is missing" in fails(served)
+
+
+async def test_only_the_given_address_listens(tmp_path: Path) -> None:
+    """failure 85: one TCP socket, on this machine's own address; the link to the engine is no TCP port."""
+    with process(tmp_path) as served:
+        url = await asyncio.to_thread(ready, served)
+        listening = [
+            connection.laddr
+            for each in [psutil.Process(served.pid), *children(served)]
+            for connection in each.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert [f"http://{ip}:{port}" for ip, port in listening] == [url]
+        served.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(ends, served, 8)

@@ -27,6 +27,25 @@ def strict_json(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def joined(events: list[Any]) -> dict[int, dict[str, Any]]:
+    """Choices as the concatenation of their chunks: text, logprobs, ids and finish."""
+    choices: dict[int, dict[str, Any]] = {}
+    for event in events:
+        for chunk in event["choices"]:
+            whole = choices.setdefault(
+                chunk["index"], {"index": chunk["index"], "text": "", "logprobs": None, "token_ids": []}
+            )
+            assert whole.get("finish_reason") is None, "a chunk after the last one"
+            whole["text"] += chunk["text"]
+            whole["token_ids"] += chunk.get("token_ids", [])
+            for name, values in (chunk["logprobs"] or {}).items():
+                whole["logprobs"] = whole["logprobs"] or {}
+                whole["logprobs"].setdefault(name, []).extend(values)
+            whole |= {name: chunk[name] for name in ("finish_reason", "stop_reason")}
+            whole |= {name: chunk[name] for name in ("prompt_token_ids",) if name in chunk}
+    return choices
+
+
 @dataclass
 class Server:
     """What a test needs of a running server."""

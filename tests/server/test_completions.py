@@ -1,36 +1,20 @@
 """`/v1/completions`, whole replies and streams."""
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
-from running_server import Server, Start
+from running_server import Server, Start, joined
 
 from fake_llm import VOCAB_SIZE, tokenizer
 from paceline.engine.output import OutputProcessor
 from paceline.engine.request import CoreOutput, Finish
+from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.fields import NOT_YET, CompletionFields
 
 PATH = "/v1/completions"
-
-
-def joined(events: list[Any]) -> dict[int, dict[str, Any]]:
-    """Choices as the concatenation of their chunks: text, logprobs, ids and finish."""
-    choices: dict[int, dict[str, Any]] = {}
-    for event in events:
-        for chunk in event["choices"]:
-            whole = choices.setdefault(
-                chunk["index"], {"index": chunk["index"], "text": "", "logprobs": None, "token_ids": []}
-            )
-            assert whole.get("finish_reason") is None, "a chunk after the last one"
-            whole["text"] += chunk["text"]
-            whole["token_ids"] += chunk.get("token_ids", [])
-            for name, values in (chunk["logprobs"] or {}).items():
-                whole["logprobs"] = whole["logprobs"] or {}
-                whole["logprobs"].setdefault(name, []).extend(values)
-            whole |= {name: chunk[name] for name in ("finish_reason", "stop_reason")}
-            whole |= {name: chunk[name] for name in ("prompt_token_ids",) if name in chunk}
-    return choices
 
 
 async def test_the_official_client(server: Server) -> None:
@@ -301,3 +285,31 @@ async def test_cached_tokens_are_reported(server: Server) -> None:
     assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert 0 < cached < second["usage"]["prompt_tokens"]
+
+
+async def test_what_is_ready_goes_out_in_one_write(start: Start) -> None:
+    """Eight candidates advance together: a step is one write, and the end is part of the last one."""
+    server = await start(delay_s=0.002)
+    body = json.dumps({"prompt": "hello", "n": 8, "max_tokens": 5, "stream": True, "ignore_eos": True}).encode()
+    writes: list[bytes] = []
+    requests = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return requests.pop() if requests else await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            writes.append(message["body"])
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await create_app(server.llm, ServerConfig())(scope, receive, send)  # type: ignore[arg-type]
+    assert b"".join(writes).count(b"data: ") == 8 * 5 + 1
+    assert len(writes) <= 7
+    assert writes[-1].endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"length"' in writes[-1]

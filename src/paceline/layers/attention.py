@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.layers.kv_cache import KVCache
+
 
 def token_positions(query_len: Tensor, context_len: Tensor) -> Tensor:
-    """Positions ``[T]`` of a step's tokens: each row's last ``query_len`` of ``context_len`` (both int64 ``[rows]``)."""
+    """Positions ``[T]`` of a step's tokens: each row's last ``query_len`` of ``context_len``, both int64 ``[rows]``."""
     ends = query_len.cumsum(0)
     shift = torch.repeat_interleave(context_len - ends, query_len)
     return torch.arange(len(shift), device=shift.device) + shift
@@ -33,8 +36,8 @@ class AttentionBatch:
     context_len: Tensor
     """``[rows]``: tokens of the row once this step is computed, this step's included."""
     block_tables: tuple[Tensor, ...]
-    """Per KV group ``[rows, max_blocks]``: block of tokens ``i * block_size`` and on. Entries that no token of this step
-    reaches (past the context, or before the window) are not read."""
+    """Per KV group ``[rows, max_blocks]``: entry i is the block of tokens ``i * block_size`` and on. Entries that no
+    token of this step reaches (past the context, or before the window) are not used."""
     slots: tuple[Tensor, ...]
     """Per KV group ``[T]``: where each token's key and value go; a slot of block 0 for padding."""
 
@@ -42,7 +45,7 @@ class AttentionBatch:
     def of(
         cls, query_len: Sequence[int], context_len: Sequence[int], block_tables: Sequence[Tensor], block_size: int
     ) -> "AttentionBatch":
-        """Batch of rows that compute ``query_len`` tokens and then hold ``context_len``; slots follow from the tables."""
+        """Rows that compute ``query_len`` tokens and then hold ``context_len``; slots follow from the tables."""
         lens, contexts = torch.tensor(query_len), torch.tensor(context_len)
         positions = token_positions(lens, contexts)
         start = torch.zeros(len(query_len) + 1, dtype=torch.int64)
@@ -54,3 +57,22 @@ class AttentionBatch:
     def positions(self) -> Tensor:
         """Position of each token in its row, ``[T]``."""
         return token_positions(self.query_start.diff(), self.context_len)
+
+
+class AttentionBackend(Protocol):
+    """One way to compute attention over the paged cache. May keep scratch memory, so one step at a time."""
+
+    name: str
+
+    @staticmethod
+    def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+        """Whether it works on this device, for this dtype of queries and cache and this head size."""
+
+    def plan(self, batch: AttentionBatch, group: int, window: int | None, cache: KVCache) -> Any:
+        """Everything about a step that all layers of a KV group share. Computed once a step."""
+
+    def attend(self, plan: Any, query: Tensor, cache: KVCache, layer: int) -> Tensor:
+        """Attention of ``query`` ``[T, heads, head_dim]`` over what the cache holds; ``[T, heads * head_dim]``.
+
+        A row's result does not depend on the other rows.
+        """

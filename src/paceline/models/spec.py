@@ -40,7 +40,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Shape of a decoder-only transformer with RMSNorm, rotary embedding, grouped-query attention and a SiLU-gated MLP."""
+    """Shape of a decoder: RMSNorm, rotary embedding, grouped-query attention and a SiLU-gated feed-forward."""
 
     architecture: str
     """Name in Hugging Face's vocabulary, e.g. ``LlamaForCausalLM``."""

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from paceline.engine.config import EngineConfig
 from paceline.engine.limits import Limits
@@ -55,8 +54,8 @@ class EngineCore:
 
     @property
     def stats(self) -> CoreStats:
-        """A copy of the state after the last step."""
-        return replace(self._scheduler.stats)
+        """Counters so far, and what runs, waits and is held now."""
+        return self._scheduler.snapshot()
 
     def check_idle(self) -> None:
         """Asserts that no request left anything behind. Call it when ``has_work`` is False."""

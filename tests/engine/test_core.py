@@ -455,3 +455,15 @@ def test_groups_have_their_own_pools():
     assert windowed.capacity - windowed.num_free <= 3
     run(core)
     assert core._runner.kv_groups == [KVGroup(None, 70), KVGroup(6, 70)]
+
+
+def test_statistics_are_of_now(depth):
+    core = fake_core(depth=depth, max_num_seqs=1)
+    core.add(request(0, range(30), max_tokens=50))
+    core.add(request(1, range(30), max_tokens=50))
+    core.step()
+    assert (core.stats.running, core.stats.waiting) == (1, 1)
+    assert core.stats.kv_used > 0
+    core.abort(0)
+    core.abort(1)
+    assert (core.stats.running, core.stats.waiting, core.stats.kv_used) == (0, 0, 0)

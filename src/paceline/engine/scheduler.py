@@ -5,7 +5,7 @@ import time
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.engine.kv_manager import KVManager
 from paceline.engine.request import CoreOutput, CoreStats, Finish, Request
@@ -153,8 +153,11 @@ class Scheduler:
                 outputs.append(output)
         if any(output.finish for output in outputs):
             self.running = [sequence for sequence in self.running if sequence.finish is None]
-        self._count()
         return outputs
+
+    def snapshot(self) -> CoreStats:
+        """The counters so far, and what is held now."""
+        return replace(self.stats, running=len(self.running), waiting=len(self.waiting), kv_used=self.kv.used)
 
     def check_idle(self) -> None:
         """Asserts that nothing is left of any request."""
@@ -398,11 +401,6 @@ class Scheduler:
             cached_tokens=sequence.cached_tokens if first else 0,
             queued_s=sequence.queued_s if first else 0.0,
         )
-
-    def _count(self) -> None:
-        self.stats.running = len(self.running)
-        self.stats.waiting = len(self.waiting)
-        self.stats.kv_used = self.kv.used
 
 
 def _order(sequence: Sequence) -> tuple[int, float, int, int]:

@@ -22,7 +22,9 @@ async def until_open(server: Server, count: int) -> None:
 
 
 @pytest.mark.parametrize("body", [LONG, {**LONG, "n": 3}, {**LONG, "prompt": ["a", "b"]}, {**LONG, "stream": True}])
-async def test_a_client_that_leaves_aborts_its_request(start: Start, body: dict[str, Any]) -> None:
+async def test_a_client_that_leaves_aborts_its_request(
+    start: Start, body: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     server = await start(delay_s=0.02)
     task = asyncio.create_task(server.post(COMPLETIONS, body))
     await until_open(server, 1)
@@ -32,6 +34,30 @@ async def test_a_client_that_leaves_aborts_its_request(start: Start, body: dict[
     await until_open(server, 0)
     await server.idle()
     assert time.monotonic() - before < 1, "240 steps would take 5 s"
+    await server.canary()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_client_that_leaves_while_it_sends(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    writer.write(head.encode() + b"{")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await server.canary()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_bug_in_an_open_stream(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error inside an open stream is an event, and the stream ends."""
+    monkeypatch.setattr("paceline.server.completions.CompletionReply.choice", lambda *_, **__: 1 / 0)
+    response = await server.post(COMPLETIONS, {**LONG, "stream": True})
+    assert response.status_code == 200
+    error = strict_json(response.text.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "engine_error")
+    monkeypatch.undo()
+    await server.idle()
     await server.canary()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -325,6 +326,21 @@ async def test_a_full_queue(start: Start) -> None:
             assert strict_json(reply.content)["error"]["type"] == "rate_limit_error"
     await server.canary()
     await server.idle()
+
+
+async def test_too_many_texts_to_tokenise(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await start(ServerConfig(max_waiting=3, tokenizer_threads=1))
+    release = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(server.llm.tokenizer, "encode", lambda *_, **__: release.wait(10) and [])
+        tasks = [asyncio.create_task(server.post("/tokenize", {"prompt": "x"})) for _ in range(12)]
+        async with asyncio.timeout(5):
+            for _, refused in zip(range(9), asyncio.as_completed(tasks), strict=False):
+                assert (await refused).status_code == 429
+        release.set()
+        statuses = [reply.status_code for reply in await asyncio.gather(*tasks)]
+    assert statuses.count(200) == 3
+    await server.canary()
 
 
 async def test_too_many_at_once(start: Start) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from paceline.engine.invalid import InvalidRequest
 
@@ -50,6 +51,10 @@ class ApiError(Exception):
         return json_response(self.body, self.status, self.headers)
 
 
+class Disconnected(Exception):
+    """The client is gone; nobody reads the reply."""
+
+
 def invalid(field: str | None, message: str) -> ApiError:
     """400: the caller can correct ``field``."""
     text = message if field is None else f"{field}: {message}"
@@ -81,6 +86,12 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def known(_: Request, error: ApiError) -> Response:
         return error.response()
+
+    @app.exception_handler(ClientDisconnect)
+    @app.exception_handler(Disconnected)
+    async def gone(_: Request, __: Exception) -> Response:
+        # Nobody reads it; 499 is what proxies log for such requests.
+        return Response(status_code=499)
 
     @app.exception_handler(InvalidRequest)
     async def bad_request(_: Request, error: InvalidRequest) -> Response:

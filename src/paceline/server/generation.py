@@ -9,16 +9,12 @@ from paceline.engine.sampling_params import SamplingParams
 from paceline.ipc.errors import EngineDead
 from paceline.ipc.stream import RequestStream
 from paceline.server.admission import Ticket
-from paceline.server.errors import ApiError, failed, unavailable
+from paceline.server.errors import ApiError, Disconnected, failed, unavailable
 from paceline.server.metrics import RequestMeter
 
 log = logging.getLogger(__name__)
 
 Submit = Callable[[list[int], SamplingParams], RequestStream]
-
-
-class Disconnected(Exception):
-    """The client is gone; nobody reads the reply."""
 
 
 class Generation:

@@ -12,7 +12,7 @@ from paceline.checkpoint.tokenizer import Tokenizer
 from paceline.engine.invalid import InvalidRequest
 from paceline.engine.limits import Limits
 from paceline.engine.sampling_params import SamplingParams
-from paceline.server.errors import invalid
+from paceline.server.errors import busy, invalid
 
 T = TypeVar("T")
 
@@ -43,13 +43,18 @@ class PromptEncoder:
         tokenizer: of the model.
         template: of the model, if it has one.
         limits: of the engine.
-        threads: how many prompts are worked on at once; others wait.
+        threads: how many requests are worked on at once; others wait.
+        max_pending: how many may wait; others get a 429.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, limits: Limits, threads: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, limits: Limits, *, threads: int, max_pending: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._limits = limits
+        self._pending = 0
+        self._max_pending = max_pending
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         longest = max((len(token) for token in tokenizer.backend.get_vocab()), default=1)
         self._max_chars = limits.max_model_len * longest
@@ -133,7 +138,13 @@ class PromptEncoder:
             )
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        if self._pending >= self._max_pending:
+            raise busy(f"{self._pending} requests wait to be tokenised; try again later")
+        self._pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._pending -= 1
 
 
 def parse_prompts(value: Any, max_prompts: int) -> list[str | list[int]]:

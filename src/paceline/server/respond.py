@@ -1,6 +1,7 @@
 """Sending a reply, whole or as server-sent events, while watching whether the client is still there."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -9,9 +10,11 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.engine.output import RequestOutput
-from paceline.server.errors import ApiError, json_response
-from paceline.server.generation import Disconnected, Generation
+from paceline.server.errors import ApiError, Disconnected, failed, json_response
+from paceline.server.generation import Generation
 from paceline.server.reply import Reply
+
+log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -65,12 +68,17 @@ class EventStream(Response):
         reply = self._reply
         try:
             deltas = await self._generation.deltas()
+            chunks = [chunk for prompt, delta in deltas for chunk in reply.chunks(prompt, delta)]
+            if not self._generation.ended:
+                return b"".join(map(event, chunks)), True
+            return b"".join(map(event, chunks + reply.last_chunks())) + DONE, False
+        except Disconnected:
+            raise
         except ApiError as error:
             return event(error.body), False
-        chunks = [chunk for prompt, delta in deltas for chunk in reply.chunks(prompt, delta)]
-        if not self._generation.ended:
-            return b"".join(map(event, chunks)), True
-        return b"".join(map(event, chunks + reply.last_chunks())) + DONE, False
+        except Exception:
+            log.exception("a stream failed")
+            return event(failed("internal error; the server's log has the details").body), False
 
 
 def event(content: object) -> bytes:

@@ -75,7 +75,7 @@ def _values(fields: SamplingFields, defaults: Mapping[str, Any], config: ServerC
         if ids is not None:
             if name == "allowed_token_ids" and not ids:
                 raise invalid(name, "is empty, which would allow no token")
-            values[name] = tuple(ids)
+            values[name] = tuple(dict.fromkeys(ids))
     if fields.stop is not None:
         values["stop"] = _stop(fields.stop)
     if fields.logit_bias is not None:

@@ -45,7 +45,13 @@ class Service:
         self.metrics = Metrics()
         self._defaults: dict[str, Any] = dict(llm.generation.sampling) if config.generation_defaults else {}
         self._admission = Admission(config)
-        self._encoder = PromptEncoder(llm.tokenizer, llm.chat_template, llm.limits, config.tokenizer_threads)
+        self._encoder = PromptEncoder(
+            llm.tokenizer,
+            llm.chat_template,
+            llm.limits,
+            threads=config.tokenizer_threads,
+            max_pending=config.max_waiting,
+        )
         self._texts = TokenTexts(llm.tokenizer.backend)
         self._open: set[Generation] = set()
         self._idle = asyncio.Event()

@@ -76,9 +76,9 @@ def main() -> int:
         with server(model) as url:
             samples = asyncio.run(show(url))
     except Failed as error:
-        console.print(f"[red]{error}[/red]", highlight=False)
+        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
-    console.print(f"The server was told to stop (SIGTERM) and ended with status 0. Next: paceline serve {model}")
+    console.print("The server was told to stop (SIGTERM) and ended with status 0.", highlight=False, soft_wrap=True)
     return 1 if any(sample.error for sample in samples) else 0
 
 
@@ -95,11 +95,11 @@ async def show(url: str) -> list[Sample]:
             scheduled = time.perf_counter()
             samples = await asyncio.gather(*(measure(http, model, prompt, scheduled) for prompt in PROMPTS))
         console.print(table(samples))
-        console.print(summary(samples), style="bold", highlight=False)
-        console.print(DEFINITIONS, style="dim", highlight=False)
+        console.print(summary(samples), style="bold", highlight=False, soft_wrap=True)
+        console.print(DEFINITIONS, style="dim", highlight=False, soft_wrap=True)
         for sample in samples:
             if sample.error:
-                console.print(f"[red]failed: {sample.error}[/red]", highlight=False)
+                console.print(f"failed: {sample.error}", style="red", markup=False, highlight=False, soft_wrap=True)
     return samples
 
 
@@ -205,7 +205,7 @@ def ready_url(process: subprocess.Popen[str]) -> str:
     found = re.search(r"at (http://\S+)/v1", line)
     if found is None:
         raise Failed(f"the server ended with status {process.wait()} while it started")
-    console.print(line.rstrip(), "\n", highlight=False)
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
     return found[1]
 
 

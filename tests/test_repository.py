@@ -33,7 +33,7 @@ FOREIGN = [
     r"\b(this|that|another|next|earlier|later|previous|helper) sessions?\b",
     r"\b(sub-?agents?|workplace|co-?pilot|chatgpt|claude)\b",
     r"\bthe (brief|lead|other engineers?)\b",
-    r"\bAI[- ](generated|assistant|written)",
+    r"\bAI[- ](generated|written)",
 ]
 
 

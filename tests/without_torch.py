@@ -1,4 +1,4 @@
-"""Prints what to install for the tests that need no torch: every requirement in pyproject.toml but those that bring it."""
+"""Prints what the tests without torch need: every requirement in pyproject.toml but those that bring torch."""
 
 import re
 import tomllib

@@ -1,30 +1,16 @@
 """The demo's meter, against a scripted server whose times are known, and the demo's ways to fail."""
 
 import asyncio
-import importlib.util
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-FOLDER = Path(__file__).parents[2] / "examples"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
+from load_example import load
 
 demo = load("demo")
 

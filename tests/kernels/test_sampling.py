@@ -15,7 +15,7 @@ from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import RowStart
 from paceline.kernels.penalties import SeenTokens, TokenCounts, penalise
 from paceline.kernels.philox import uniforms
-from paceline.kernels.sampling import CANDIDATES, Sampled, sample
+from paceline.kernels.sampling import CANDIDATES, Sampled, _invert, sample
 from paceline.runner.sampling_rows import sampling_batch
 
 INF = math.inf
@@ -305,14 +305,23 @@ def test_any_number_of_candidates_gives_the_same(flat, ties):
     """Rows whose kept set is larger than the first candidates, or ends among equals, are drawn exactly."""
     torch.manual_seed(7)
     vocab = 2 * CANDIDATES[1]
-    logits = torch.randn(18, vocab) * flat
+    logits = torch.randn(22, vocab) * flat
     if ties:
         logits = logits.bfloat16().float()
     starts = [start(seed=seed, top_p=0.9 + seed / 100) for seed in range(6)]
     starts += [start(seed=seed, top_k=CANDIDATES[0] - 9 + seed) for seed in range(6, 12)]
     starts += [start(seed=seed, top_k=CANDIDATES[1] - 15 + seed) for seed in range(12, 18)]
+    starts += [start(seed=seed, top_k=40 * seed, top_p=0.3) for seed in range(18, 22)]
     expected = [naive_draw(row, s, vocab) for row, s in zip(logits, starts, strict=True)]
     assert ids(logits, starts) == expected
+
+
+def test_no_draw_hits_a_token_of_probability_zero():
+    """Draws at the very ends, which random ones never try: 0 and the largest number below 1."""
+    weights = torch.tensor([[0.0, 0.0, 1.0, 0.3, 0.0, 1e-30, 0.0]]).expand(3, -1)
+    share = torch.tensor([[0.0], [1 - 2.0**-53], [1.0]], dtype=torch.float64)
+    assert _invert(weights, share).tolist() == [2, 3, 3]
+    assert _invert(weights[:, :2] + 1e-38, share).tolist() == [0, 1, 1]
 
 
 # Masks

@@ -518,7 +518,7 @@ async def test_500_requests_with_aborts_leave_nothing(start: Start) -> None:
     assert engine.leaks == 0
     assert engine._channels == {}
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if isinstance(thing, OutputProcessor)]
+    assert not [thing for thing in gc.get_objects() if type(thing) is OutputProcessor]
 
 
 async def test_engines_one_after_another_leave_nothing_open() -> None:

@@ -60,7 +60,7 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """One way to compute attention over the paged cache. May keep scratch memory, so one step at a time."""
+    """One way to compute attention over the paged cache."""
 
     name: str
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import RowStart
 from paceline.kernels.penalties import SeenTokens, TokenCounts, penalise
-from paceline.kernels.philox import uniforms
-from paceline.kernels.sampling import CANDIDATES, Sampled, _invert, sample
+from paceline.kernels.philox import stream_keys
+from paceline.kernels.race import log_waiting_times
+from paceline.kernels.sampling import CANDIDATES, Sampled, sample
 from paceline.runner.sampling_rows import sampling_batch
 
 INF = math.inf
@@ -109,16 +110,14 @@ def naive_distribution(row: Tensor, s: RowStart, vocab_limit: int) -> dict[int, 
 
 
 def naive_draw(row: Tensor, s: RowStart, vocab_limit: int) -> int:
+    where = (torch.tensor([s.seed]), torch.tensor([s.candidate]), torch.tensor([len(s.tokens)]))
     distribution = naive_distribution(row, s, vocab_limit)
-    if not (0 < s.params.top_k < vocab_limit or s.params.top_p < 1 or s.params.min_p > 0):
-        distribution = dict(sorted(distribution.items()))
-    draw = float(uniforms(torch.tensor([s.seed]), torch.tensor([s.candidate]), torch.tensor([len(s.tokens)]))[0])
-    cumulative = 0.0
-    for token, probability in distribution.items():
-        cumulative += probability
-        if cumulative > draw:
-            return token
-    return next(token for token in reversed(distribution) if distribution[token] > 0)
+    times = log_waiting_times(stream_keys(*where), torch.tensor(list(distribution)))[0].tolist()
+    arrivals = {
+        token: math.log(probability) - time if probability else -math.inf
+        for (token, probability), time in zip(distribution.items(), times, strict=True)
+    }
+    return max(arrivals, key=arrivals.__getitem__)
 
 
 def chi_square_fits(drawn: Sequence[int], expected: dict[int, float]) -> bool:
@@ -316,12 +315,11 @@ def test_any_number_of_candidates_gives_the_same(flat, ties):
     assert ids(logits, starts) == expected
 
 
-def test_no_draw_hits_a_token_of_probability_zero():
-    """Draws at the very ends, which random ones never try: 0 and the largest number below 1."""
-    weights = torch.tensor([[0.0, 0.0, 1.0, 0.3, 0.0, 1e-30, 0.0]]).expand(3, -1)
-    share = torch.tensor([[0.0], [1 - 2.0**-53], [1.0]], dtype=torch.float64)
-    assert _invert(weights, share).tolist() == [2, 3, 3]
-    assert _invert(weights[:, :2] + 1e-38, share).tolist() == [0, 1, 1]
+def test_a_token_of_probability_zero_never_arrives():
+    logits = torch.full((200, 50), -torch.inf)
+    logits[:, 7] = -40.0
+    scaled = logits - log_waiting_times(torch.randint(-(2**31), 2**31, (200, 2)).int(), torch.arange(50))
+    assert scaled.argmax(-1).tolist() == [7] * 200
 
 
 # Masks

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.kernels.philox import philox4x32, random_bits, uniforms
+from paceline.kernels.philox import philox4x32, random_bits, stream_keys
+from paceline.kernels.race import log_waiting_times
 
 # philox4x32 with 10 rounds, from kat_vectors of Random123 (D. E. Shaw Research): counter, key, result.
 KNOWN_ANSWERS = [
@@ -24,26 +25,27 @@ def test_known_answers(counter, key, result, make):
     assert [int(word[0]) for word in philox4x32((c0, c1, c2, c3), (k0, k1))] == words(result)
 
 
-def test_bits_are_the_same_in_numpy_and_torch():
+def test_keys_are_the_same_in_numpy_and_torch():
     seed = np.array([0, 1, -1, 2**63 - 1, -(2**63), 12345678901234567])
     candidate = np.array([0, 1, 2, 3, 127, 0])
     position = np.array([1, 2, 3, 2**20, 2**31, 7])
-    bits = random_bits(seed, candidate, position)
+    words = random_bits(seed, candidate, position)
     tensors = [torch.from_numpy(array) for array in (seed, candidate, position)]
-    assert random_bits(*tensors).tolist() == bits.tolist()
-    drawn = uniforms(*tensors)
-    assert drawn.dtype == torch.float64
-    assert drawn.tolist() == [bit / 2**53 for bit in bits.tolist()]
+    assert [word.tolist() for word in random_bits(*tensors)] == [word.tolist() for word in words]
+    assert stream_keys(*tensors).dtype == torch.int32
+    assert (stream_keys(*tensors).long() & 0xFFFFFFFF).T.tolist() == [word.tolist() for word in words]
 
 
-@pytest.mark.parametrize("moving", [0, 1, 2], ids=["seed", "candidate", "position"])
+@pytest.mark.parametrize("moving", [0, 1, 2, 3], ids=["seed", "candidate", "position", "token"])
 def test_each_argument_gives_an_independent_even_stream(moving):
-    """failure 20: draws differ from request to request and from candidate to candidate."""
+    """failure 20: draws differ from request to request, from candidate to candidate and from token to token."""
     count, bins = 40_000, 100
-    arguments = [torch.full((count,), 5) for _ in range(3)]
+    arguments = [torch.full((count,), 5) for _ in range(4)]
     arguments[moving] = torch.arange(count)
-    drawn = uniforms(*arguments).numpy()
-    histogram = np.bincount((drawn * bins).astype(int), minlength=bins)
+    *where, tokens = arguments
+    times = log_waiting_times(stream_keys(*where), tokens[:, None])[:, 0].double().exp()
+    drawn = (-times).expm1().neg().numpy()  # of an exponential variate: uniform
+    histogram = np.bincount((drawn * bins).astype(int).clip(max=bins - 1), minlength=bins)
     expected = count / bins
     chi_square = float(((histogram - expected) ** 2 / expected).sum())
     assert 50 < chi_square < 160  # 99 degrees of freedom: about 1 in 10,000 lies outside

@@ -37,23 +37,23 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
     return c0, c1, c2, c3
 
 
-def random_bits(seed: Words, candidate: Words, position: Words) -> Words:
-    """53 random bits for each token, int64; arguments as for `uniforms`."""
-    zero = seed * 0
-    high, low, _, _ = philox4x32((position, candidate, zero, zero), (seed & _MASK, (seed >> 32) & _MASK))
-    return (high >> 5) * 2**26 + (low >> 6)
-
-
-def uniforms(seed: Tensor, candidate: Tensor, position: Tensor) -> Tensor:
-    """One draw for each token: float64 ``[N]`` in [0, 1).
+def random_bits(seed: Words, candidate: Words, position: Words) -> tuple[Words, Words]:
+    """Two random words for each token that is drawn.
 
     Args:
-        seed: int64 ``[N]``, signed.
-        candidate: int64 ``[N]``, 0 to 2**32 - 1.
-        position: int64 ``[N]``: where the token that is drawn will stand, 0 to 2**32 - 1.
+        seed: signed 64-bit, any shape; so are the others.
+        candidate: 0 to 2**32 - 1.
+        position: where the token will stand, 0 to 2**32 - 1.
     """
+    zero = seed * 0
+    first, second, _, _ = philox4x32((position, candidate, zero, zero), (seed & _MASK, (seed >> 32) & _MASK))
+    return first, second
+
+
+def stream_keys(seed: Tensor, candidate: Tensor, position: Tensor) -> Tensor:
+    """64 random bits for each token that is drawn, int32 ``[N, 2]``; arguments int64 ``[N]`` as for `random_bits`."""
     if position.device.type == "cpu":  # about a hundred operations on a few words: far cheaper in numpy
-        bits = torch.from_numpy(random_bits(seed.numpy(), candidate.numpy(), position.numpy()))
+        words = [torch.from_numpy(word) for word in random_bits(seed.numpy(), candidate.numpy(), position.numpy())]
     else:
-        bits = random_bits(seed, candidate, position)
-    return bits.double() * 2.0**-53
+        words = list(random_bits(seed, candidate, position))
+    return torch.stack(words, -1).to(torch.int32)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.penalties import SeenTokens, penalise
-from paceline.kernels.philox import uniforms
+from paceline.kernels.philox import stream_keys
+from paceline.kernels.race import log_waiting_times
 from paceline.kernels.ranking import candidates
 
 CANDIDATES = (64, 1024)
@@ -128,8 +129,7 @@ def sample(logits: Tensor, batch: SamplingBatch, positions: Tensor, seen: SeenTo
     Order: logit bias, allowed ids, bans, penalties; the greedy choice is the largest of what results (lowest id among
     equals). Others subtract the maximum, divide by the temperature, keep the ``top_k`` most likely, of these the
     smallest set that reaches ``top_p`` of their mass, of these the ones that reach ``min_p`` of the most likely, and
-    invert the cumulative distribution at one uniform draw of (seed, candidate, position). Unfiltered rows accumulate
-    in order of ids, filtered ones by (logit descending, id ascending).
+    let what is left race: token i arrives at a time drawn from (seed, candidate, position, i), and the first is taken.
 
     Args:
         logits: float32 ``[R, V]``, not changed.
@@ -183,9 +183,8 @@ def _scaled(scores: Tensor, rows: RandomRows) -> Tensor:
     return chosen.sub_(chosen.amax(-1, keepdim=True)).div_(rows.temperature)
 
 
-def _uniforms(rows: RandomRows, positions: Tensor) -> Tensor:
-    """float64 ``[N, 1]`` in [0, 1)."""
-    return uniforms(rows.seed, rows.candidate, positions[rows.rows])[:, None]
+def _keys(rows: RandomRows, positions: Tensor) -> Tensor:
+    return stream_keys(rows.seed, rows.candidate, positions[rows.rows])
 
 
 def _block_sums(weights: Tensor) -> Tensor:
@@ -198,33 +197,21 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _draw(scores: Tensor, rows: RandomRows, positions: Tensor) -> Tensor:
-    """Inverts the cumulative distribution in two levels: finds the block, then the token in it."""
-    weights = _scaled(scores, rows).exp_()
-    cumulative = _block_sums(weights).cumsum(-1)
-    target = _uniforms(rows, positions) * cumulative[:, -1:]
-    block = torch.searchsorted(cumulative, target, right=True)
-    before = torch.nn.functional.pad(cumulative, (1, 0)).gather(-1, block)
-    share = (target - before) / (cumulative.gather(-1, block) - before)
-    ids = block * BLOCK + torch.arange(BLOCK, device=block.device)
-    inside = weights.gather(-1, ids.clamp(max=weights.shape[1] - 1)).where(ids < weights.shape[1], 0.0)
-    return block[:, 0] * BLOCK + _invert(inside, share)
-
-
-def _invert(weights: Tensor, share: Tensor) -> Tensor:
-    """First place of ``[N, n]`` whose cumulative sum exceeds ``share`` ``[N, 1]`` of the whole: int64 ``[N]``.
-
-    Never one of weight zero: a cumulative sum that exceeds what the one before does not has grown. The clamp keeps
-    ``share * total`` below the total after rounding.
-    """
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    target = share.clamp(max=1 - 2.0**-53) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    tokens = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
+    scaled, keys = _scaled(scores, rows), _keys(rows, positions)
+    # One row at a time: its temporaries stay in the processor's cache.
+    return torch.cat(
+        [
+            (row - log_waiting_times(key, tokens)).argmax(-1)
+            for row, key in zip(scaled.split(1), keys.split(1), strict=True)
+        ]
+    )
 
 
 def _draw_filtered(scores: Tensor, rows: FilteredRows, positions: Tensor) -> Tensor:
     scaled = _scaled(scores, rows)
     mass = _block_sums(scaled.exp()).cumsum(-1)[:, -1:] if rows.needs_mass else torch.ones_like(rows.top_p)
-    columns = [rows.top_k, rows.top_p, rows.min_p, mass, _uniforms(rows, positions)]
+    columns = [rows.top_k, rows.top_p, rows.min_p, mass, _keys(rows, positions)]
     ids = torch.zeros_like(rows.rows)
     rest = torch.arange(len(ids), device=ids.device)
     size = scaled.shape[1]
@@ -241,13 +228,13 @@ def _draw_candidates(scaled: Tensor, columns: Sequence[Tensor], count: int) -> t
 
     Args:
         scaled: float32 ``[N, vocab_limit]``.
-        columns: ``[N, 1]`` each: top_k, top_p, min_p, the sum of ``exp(scaled)`` (read where there is a top_p and no
-            top_k), the uniform draw.
+        columns: top_k, top_p, min_p, the sum of ``exp(scaled)`` (read where there is a top_p and no top_k), each
+            ``[N, 1]``, and the keys of the race, ``[N, 2]``.
 
     Returns:
         Ids ``[N]``, and bool ``[N]``: whether the row keeps no token beyond the candidates, so that its id is right.
     """
-    top_k, top_p, min_p, mass, uniform = columns
+    top_k, top_p, min_p, mass, keys = columns
     values, ids, certain = candidates(scaled, count)
     weights = values.exp()
     cumulative = weights.cumsum(-1, dtype=torch.float64)
@@ -258,5 +245,5 @@ def _draw_candidates(scaled: Tensor, columns: Sequence[Tensor], count: int) -> t
     # Each filter keeps a prefix of the order, and all keep its first token.
     kept = ((place < top_k) & (before < top_p * total) & (weights >= min_p)).sum(-1, keepdim=True)
     fits = (kept <= certain) & ((top_k <= count) | ~limited)
-    drawn = _invert(weights.where(place < kept, 0.0), uniform)
-    return ids.gather(-1, drawn[:, None])[:, 0], fits[:, 0]
+    arrivals = (values - log_waiting_times(keys, ids)).where(place < kept, -torch.inf)
+    return ids.gather(-1, arrivals.argmax(-1, keepdim=True))[:, 0], fits[:, 0]

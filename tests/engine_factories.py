@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from fake_core import fake_core
 from paceline.core import EngineCore
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import EngineConfig, InvalidConfig
 
 VOCABULARY = [chr(code) for code in range(32, 127)] + ["é", "中"]
 """One character a token; as many as the fake runner has ids."""
@@ -104,6 +104,10 @@ def leaking(config: EngineConfig, progress: Report) -> EngineCore:
 def unwilling(config: EngineConfig, progress: Report) -> EngineCore:
     progress("Loading", 0.5)
     raise ValueError("model.norm.weight is missing from shard 2")
+
+
+def misfit(config: EngineConfig, progress: Report) -> EngineCore:
+    raise InvalidConfig("kv_cache_bytes=1 gives 0.0 MiB")
 
 
 def dawdling(config: EngineConfig, progress: Report) -> EngineCore:

@@ -8,12 +8,16 @@ Device = Literal["auto", "cpu"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
+class InvalidConfig(ValueError):
+    """A knob that is out of range, or that this model or this machine cannot meet; the message names it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How to load a model and run it. Plain data, so that it can be sent to the engine process.
 
     Raises:
-        ValueError: a value is out of range; names the field.
+        InvalidConfig: a value is out of range.
     """
 
     model: str
@@ -44,16 +48,16 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name, choices in (("load_format", LoadFormat), ("device", Device), ("dtype", DType)):
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(f"{name}: must be one of {', '.join(get_args(choices))}, not {getattr(self, name)!r}")
+            if (value := getattr(self, name)) not in get_args(choices):
+                raise InvalidConfig(f"{name}: must be one of {', '.join(get_args(choices))}, not {value!r}")
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+                raise InvalidConfig(f"{name}: must be at least 1, not {getattr(self, name)}")
         for name in ("threads", "max_model_len", "kv_cache_bytes", "depth"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+                raise InvalidConfig(f"{name}: must be at least 1, not {getattr(self, name)}")
         if not 0 < self.kv_cache_share <= 1:
-            raise ValueError(f"kv_cache_share: must be more than 0 and at most 1, not {self.kv_cache_share}")
+            raise InvalidConfig(f"kv_cache_share: must be more than 0 and at most 1, not {self.kv_cache_share}")
 
     @property
     def max_rows(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
+from paceline.engine.config import InvalidConfig
 from paceline.engine.kv_manager import KVManager
 from paceline.engine.request import CoreOutput, CoreStats, Finish, Request
 from paceline.engine.sequence import Sequence
@@ -66,7 +67,7 @@ class Scheduler:
             raise ValueError("token budget, sequences and block size must be at least 1, rows at least the sequences")
         self.kv = KVManager(groups, block_size, prefix_cache)
         if not self.kv.fits_empty(max_model_len):
-            raise ValueError(
+            raise InvalidConfig(
                 f"the KV cache cannot hold one sequence of max_model_len={max_model_len}: "
                 "give it more memory or lower max_model_len"
             )

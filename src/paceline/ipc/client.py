@@ -251,7 +251,8 @@ class EngineClient:
                     if not self._ready.done():
                         self._ready.set_result(message)
                 case Failed(reason, traceback):
-                    log.error("the engine failed:\n%s", traceback)
+                    if traceback:
+                        log.error("the engine failed:\n%s", traceback)
                     self._die(reason)
 
     def _dispatch(self, output: CoreOutput) -> None:

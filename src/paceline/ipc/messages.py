@@ -90,6 +90,7 @@ class Failed(msgspec.Struct, tag=True):
 
     reason: str
     traceback: str
+    """Empty for what the user can correct: a checkpoint or a knob."""
 
 
 ToClient = Loading | Ready | Outputs | Beat | Failed

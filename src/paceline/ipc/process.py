@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from paceline.checkpoint.error import CheckpointError
+from paceline.engine.config import InvalidConfig
 from paceline.ipc.messages import (
     Abort,
     Add,
@@ -176,6 +178,9 @@ def main(argument: str) -> int:
         send(Ready(core.limits, core.stats))
         EngineLoop(core, inbox, send, progress).run()
         core.close()
+    except (CheckpointError, InvalidConfig) as error:
+        send(Failed(str(error), ""))
+        status = 1
     except Exception as error:
         send(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         status = 1

@@ -2,6 +2,7 @@
 
 import torch
 
+from paceline.engine.config import InvalidConfig
 from paceline.layers.attention import AttentionBackend
 from paceline.layers.gather_attention import GatherAttention
 
@@ -10,9 +11,9 @@ BACKENDS: tuple[type[AttentionBackend], ...] = (GatherAttention,)
 
 
 def attention_backend(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionBackend:
-    """A new instance of the first backend that serves. Raises ValueError when none does."""
+    """A new instance of the first backend that serves. Raises InvalidConfig when none does."""
     for backend in BACKENDS:
         if backend.serves(device, dtype, head_dim):
             return backend()
     names = ", ".join(backend.name for backend in BACKENDS)
-    raise ValueError(f"no attention backend ({names}) serves {dtype} with heads of {head_dim} on {device}")
+    raise InvalidConfig(f"no attention backend ({names}) serves {dtype} with heads of {head_dim} on {device}")

@@ -62,7 +62,7 @@ class CPURunner:
 
         Raises:
             CheckpointError: the checkpoint is broken or not supported.
-            ValueError: the KV cache is too small for ``max_model_len``.
+            InvalidConfig: the KV cache is too small for ``max_model_len``.
         """
         self.spec = decoder_spec(checkpoint.config)
         dtype = getattr(torch, config.dtype if config.dtype != "auto" else checkpoint.dtype or "float32")

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import EngineConfig, InvalidConfig
 from paceline.layers.kv_cache import KVLayout
 
 log = logging.getLogger(__name__)
@@ -31,11 +31,13 @@ def kv_capacity(config: EngineConfig, layout: KVLayout, max_position: int, avail
         available: bytes of memory that are free.
 
     Raises:
-        ValueError: ``max_model_len`` was asked for and does not fit, or not even one block does.
+        InvalidConfig: ``max_model_len`` was asked for and does not fit, or not even one block does.
     """
     length = config.max_model_len or max_position
     if length > max_position:
-        raise ValueError(f"max_model_len={length} is more than the {max_position} tokens that the model was made for")
+        raise InvalidConfig(
+            f"max_model_len={length} is more than the {max_position} tokens that the model was made for"
+        )
     block_bytes = sum(layout.bytes_per_block(group) for group in range(layout.num_groups))
     if config.kv_cache_bytes is None:
         budget = int(available * config.kv_cache_share)
@@ -51,7 +53,7 @@ def kv_capacity(config: EngineConfig, layout: KVLayout, max_position: int, avail
     if capacity < length:
         needed = (sequence_blocks + 1) * block_bytes
         if config.max_model_len is not None or capacity < 1:
-            raise ValueError(
+            raise InvalidConfig(
                 f"one sequence of {length} tokens takes {needed / MIB:,.1f} MiB of KV cache, and {source} gives "
                 f"{budget / MIB:,.1f} MiB: give the KV cache more memory or lower max_model_len"
             )

@@ -144,6 +144,21 @@ def test_every_field_is_read(config: type) -> None:
     assert {field.name for field in dataclasses.fields(config)} - read == set()
 
 
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams])
+def test_the_engines_manual_has_every_field_with_its_default(config: type) -> None:
+    manual = (ROOT / "docs" / "engine.md").read_text()
+    rows = {name: default.strip("` ") for name, default in re.findall(r"^\| `(\w+)` \|([^|]*)\|", manual, re.M)}
+    for field in dataclasses.fields(config):
+        assert field.name in rows
+        default = field.default
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(rows[field.name]) == default, field.name
+        elif isinstance(default, bool):
+            assert rows[field.name] in {True: ("on", "yes"), False: ("off", "no")}[default], field.name
+        elif isinstance(default, str):
+            assert rows[field.name] == default, field.name
+
+
 def requirements() -> dict[str, set[str]]:
     """Distribution names by group; the group of the core is empty."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -57,6 +57,7 @@ class FakeLLM:
         self.tokenizer = tokenizer()
         self.chat_template: ChatTemplate | None = ChatTemplate(TEMPLATE, special_tokens={"bos_token": BOS})
         self.error: str | None = None
+        self.leaks = 0
         self.submitted: list[Request] = []
         options = {"vocab_size": VOCAB_SIZE, "sampled_by_seed": True, "num_blocks": 2048, **core}
         self.core = with_alternatives(fake_core(delay_s=delay_s, **options))

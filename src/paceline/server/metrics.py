@@ -43,6 +43,9 @@ class Metrics:
         self.waiting = gauge("paceline_waiting", "Sequences that wait in the engine")
         self.kv_used = gauge("paceline_kv_used_ratio", "Share of the KV blocks that live sequences hold, 0 to 1")
         self.open = gauge("paceline_open_requests", "HTTP requests for text that are open")
+        self.idle_check_failures = gauge(
+            "paceline_idle_check_failures", "Times the idle engine still held something of a request: each is a bug"
+        )
         self.prefix_queries = counter("paceline_prefix_query_tokens", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = counter("paceline_prefix_hit_tokens", "Prompt tokens found in the prefix cache")
         self.preemptions = counter("paceline_preemptions", "Sequences that lost their KV blocks and are computed again")
@@ -76,12 +79,13 @@ class Metrics:
         self._seen = CoreStats()
 
     @never_raises
-    def update(self, stats: CoreStats, open_requests: int) -> None:
+    def update(self, stats: CoreStats, open_requests: int, idle_check_failures: int = 0) -> None:
         """Takes over the engine's state. Its counters may fall back, as when it restarts: that adds nothing."""
         self.running.set(stats.running)
         self.waiting.set(stats.waiting)
         self.kv_used.set(stats.kv_used)
         self.open.set(open_requests)
+        self.idle_check_failures.set(idle_check_failures)
         self._advance(self.prefix_queries, "prefix_queries", stats)
         self._advance(self.prefix_hits, "prefix_hits", stats)
         self._advance(self.preemptions, "preemptions", stats)

@@ -123,7 +123,7 @@ class Service:
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def metrics_text(self) -> bytes:
-        self.metrics.update(self.llm.stats, len(self._open))
+        self.metrics.update(self.llm.stats, len(self._open), self.llm.leaks)
         return self.metrics.text()
 
     async def drain(self, patience_s: float, hurry: asyncio.Future[None]) -> None:

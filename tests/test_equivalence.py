@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paceline.models.loader import load_decoder
 
 from harness import Answer, Ask, check_equal, request, serve
 from paceline.checkpoint.checkpoint import open_checkpoint
@@ -18,6 +17,7 @@ from paceline.checkpoint.source import locate
 from paceline.core import EngineCore, assemble
 from paceline.engine.config import EngineConfig
 from paceline.engine.sampling_params import SamplingParams
+from paceline.models.loader import load_decoder
 from paceline.runner.cpu import CPURunner
 from tiny_models import make_tiny
 

@@ -20,7 +20,7 @@ def test_methods_equal_the_product(method, dtype, bias):
         pytest.skip(f"{method.name} does not serve {dtype} here")
     weight, offset = torch.randn(48, 40).to(dtype), torch.randn(48).to(dtype) if bias else None
     linear = Linear(method, weight, offset)
-    for tokens in (0, 1, 2, 17, 130):
+    for tokens in (0, 1, 2, 17, 130, 256, 257, 600):
         x = torch.randn(tokens, 40).to(dtype)
         expected = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
         eps = torch.finfo(dtype).eps

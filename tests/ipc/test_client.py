@@ -257,7 +257,7 @@ async def test_stopped_engine_is_stuck_and_recovers(start: Start) -> None:
 
 async def test_hanging_step_is_stuck_and_recovers(start: Start) -> None:
     """failure 82: a loop that hangs while its process is alive."""
-    engine = await start("hanging", heartbeat_timeout=2.0, step_timeout=1.0)
+    engine = await start("hanging", heartbeat_timeout=2.0, step_timeout=2.0)
     began = time.monotonic()
     with pytest.raises(EngineStuck, match="a step of the engine has lasted"):
         await whole(engine.ask(max_tokens=100))

@@ -18,10 +18,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for and nothing more."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("paceline")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, "__version__"})

@@ -76,7 +76,8 @@ def build_core(config: EngineConfig, progress: Progress | None = None) -> Engine
     from paceline.runner.cpu import CPURunner
 
     checkpoint = open_checkpoint(locate(config.model))
-    runner = CPURunner(config, checkpoint, progress)
+    runners = {"auto": CPURunner, "cpu": CPURunner}
+    runner = runners[config.device](config, checkpoint, progress)
     return assemble(config, runner, runner.limits, checkpoint.generation.eos_ids)
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
+import paceline
 from paceline.checkpoint.error import CheckpointError
 from paceline.cli.app import app
 from paceline.cli.errors import failures
@@ -16,6 +17,7 @@ from paceline.ipc.errors import EngineDead
 
 
 def test_version() -> None:
+    assert paceline.__version__ == version("paceline")
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.output == f"paceline {version('paceline')}\n"

@@ -178,6 +178,7 @@ def measure(case: Case, text: list[int], llm: LLM, model: PreTrainedModel, round
 
 
 def machine() -> dict[str, Any]:
+    """What it runs on; ``load_average``: processes that wanted a core in the last minute, so what else was going on."""
     info = Path("/proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -186,6 +187,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**30, 1),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "load_average": round(os.getloadavg()[0], 2),
     }
 
 
@@ -198,6 +200,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
 
+    machine_before = machine()
     path = locate(options.model)
     checkpoint = open_checkpoint(path)
     text = checkpoint.tokenizer().encode(PASSAGE, add_special_tokens=False)
@@ -224,7 +227,7 @@ def main() -> int:
             "threads": options.threads,
             "seed": options.seed,
             "rounds": options.rounds,
-            "machine": machine(),
+            "machine": machine_before,
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in ("paceline", "torch", "transformers", "tokenizers")},
             "results": [result.to_json() for result in results],

@@ -39,7 +39,7 @@ class EngineConfig:
     """Most tokens of prompt and output together. None: what the model was made for, as far as the KV cache holds it."""
     kv_cache_bytes: int | None = None
     """Memory for keys and values. None: ``kv_cache_share`` decides."""
-    kv_cache_share: float = 0.4
+    kv_cache_share: float = 0.2
     """Share of the memory that is free after loading."""
     prefix_cache: bool = True
     """Reuse keys and values of prompts that start alike."""

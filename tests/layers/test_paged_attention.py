@@ -82,20 +82,23 @@ def test_long_chunks_are_cut_into_spans(monkeypatch, window):
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_among_others(window, dtype):
-    rows = [(1, 30), (12, 40), (1, 5), (20, 20), (0, 9), (1, 64)]
+    rows = [(1, 30), (12, 40), (1, 5), (20, 20), (0, 9), (1, 64), *((1, 40 + row) for row in range(7))]
     query, cache, batch = paged(rows, 16, dtype)
     together = attend(query, cache, batch, window)
     for row, (n, context) in enumerate(rows):
         if n:
             alone = AttentionBatch.of([n], [context], [batch.block_tables[0][row : row + 1]], 16)
             tokens = slice(batch.query_start[row], batch.query_start[row + 1])
-            assert torch.equal(attend(query[tokens], cache, alone, window), together[tokens])
+            close = 1e-6 if dtype == torch.float32 else 1e-2
+            torch.testing.assert_close(
+                attend(query[tokens], cache, alone, window), together[tokens], rtol=close, atol=close
+            )
 
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_stale_and_foreign_slots_are_never_read(window):
     """Failure 76, 77: what lies past a context, before a window, in the sink or in free blocks may be anything."""
-    rows = [(1, 30), (12, 41), (3, 3)]
+    rows = [(1, 30), (12, 41), (3, 3), (1, 37), (1, 21)]
     query, cache, batch = paged(rows, 16)
     expected = attend(query, cache, batch, window)
     reached = torch.zeros(len(cache.data[0]), dtype=torch.bool)

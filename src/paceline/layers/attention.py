@@ -74,5 +74,5 @@ class AttentionBackend(Protocol):
     def attend(self, plan: Any, query: Tensor, cache: KVCache, layer: int) -> Tensor:
         """Attention of ``query`` ``[T, heads, head_dim]`` over what the cache holds; ``[T, heads * head_dim]``.
 
-        A row's result does not depend on the other rows.
+        A row's result does not depend on the other rows, up to the order in which sums are rounded.
         """

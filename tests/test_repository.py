@@ -188,7 +188,8 @@ def test_what_the_package_imports_is_what_it_requires() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.split(".")[0])
     third = {distributions.get(name, name.replace("_", "-")) for name in imported - sys.stdlib_module_names}
-    assert third - {"paceline"} | indirect == requirements()[""]
+    assert third - {"paceline", "triton"} | indirect == requirements()[""]
+    assert requirements()["gpu"] == {"triton"}
 
 
 def test_constraints_pin_every_requirement() -> None:

@@ -1,1 +1,1 @@
-"""Fast versions of the operations as Triton kernels, imported only where a GPU is used (or the interpreter, in tests)."""
+"""Operations as Triton kernels, imported only where a GPU is used (in tests: under Triton's interpreter)."""

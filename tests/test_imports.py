@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "paceline"
 
 # What a part may import besides itself. `engine` and `checkpoint` lie beside the chain
-# cli -> server -> llm -> ipc -> core -> runner -> models -> layers -> kernels.
+# cli -> server -> llm, async_llm -> front, ipc -> core -> runner -> models -> layers -> kernels.
 ARROWS = {
     "engine": set(),
     "kernels": {"engine"},
@@ -22,10 +22,12 @@ ARROWS = {
     "simulator": {"engine"},
     "core": {"engine", "checkpoint", "runner", "simulator"},
     "ipc": {"engine", "checkpoint", "core"},
-    "llm": {"engine", "checkpoint", "core", "ipc"},
-    "server": {"engine", "checkpoint", "ipc", "llm", ""},
-    "cli": {"engine", "checkpoint", "ipc", "llm", "server", ""},
-    "": {"engine", "llm"},  # paceline/__init__.py
+    "front": {"engine", "checkpoint"},
+    "llm": {"engine", "checkpoint", "core", "front", "ipc"},
+    "async_llm": {"engine", "checkpoint", "front", "ipc"},
+    "server": {"engine", "checkpoint", "ipc", "async_llm", ""},
+    "cli": {"engine", "checkpoint", "ipc", "async_llm", "server", ""},
+    "": {"engine", "llm", "async_llm"},  # paceline/__init__.py
     "__main__": {"cli"},
 }
 
@@ -40,7 +42,7 @@ PACKAGES = {
     "": set(),
 }
 
-TORCH_FREE = ("engine", "checkpoint", "core", "ipc", "llm", "server", "")
+TORCH_FREE = ("engine", "checkpoint", "core", "ipc", "front", "llm", "async_llm", "server", "")
 """Parts that the front loads: no module of theirs imports torch when it is imported."""
 
 

@@ -4,14 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM
     from paceline.engine.sampling_params import SamplingParams
-    from paceline.llm import LLM, AsyncLLM
+    from paceline.llm import LLM
 
 __all__ = ["LLM", "AsyncLLM", "SamplingParams"]
 
 _HOMES = {
     "LLM": "paceline.llm",
-    "AsyncLLM": "paceline.llm",
+    "AsyncLLM": "paceline.async_llm",
     "SamplingParams": "paceline.engine.sampling_params",
 }
 

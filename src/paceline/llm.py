@@ -1,14 +1,10 @@
-"""The Python API: `LLM` runs the engine in this process, `AsyncLLM` in a process of its own."""
+"""The Python API for batches: the engine runs in this process."""
 
-import asyncio
-import itertools
 import logging
-import secrets
 import signal
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType, TracebackType
@@ -17,71 +13,21 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline.checkpoint.chat_template import ChatTemplate, chat_prompt
-from paceline.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from paceline.checkpoint.generation import GenerationDefaults
+from paceline.checkpoint.chat_template import ChatTemplate
+from paceline.checkpoint.checkpoint import open_checkpoint
 from paceline.checkpoint.source import locate
 from paceline.checkpoint.tokenizer import Tokenizer
 from paceline.core import EngineCore, build_core
 from paceline.engine.config import EngineConfig
 from paceline.engine.invalid import InvalidRequest
 from paceline.engine.limits import Limits
-from paceline.engine.output import OutputProcessor, RequestOutput
-from paceline.engine.request import CoreOutput, CoreStats, Request
+from paceline.engine.output import RequestOutput
+from paceline.engine.request import CoreOutput
 from paceline.engine.sampling_params import SamplingParams
-from paceline.ipc.client import EngineClient
+from paceline.front import Front, Message, Prompt, is_list
 from paceline.ipc.progress import StartProgress
-from paceline.ipc.stream import RequestStream
 
 log = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int]
-"""Text, or token ids. Text gets the special tokens that the tokenizer adds by itself, such as a BOS."""
-
-Message = Mapping[str, Any]
-"""``{"role": ..., "content": ...}``, as chat templates take it."""
-
-
-class _Front:
-    """What turns prompts into requests: the parts of a checkpoint that need no weights."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.tokenizer: Tokenizer = checkpoint.tokenizer()
-        self.chat_template: ChatTemplate | None = checkpoint.chat_template()
-        self.generation: GenerationDefaults = checkpoint.generation
-        self._ids = itertools.count()
-
-    def defaults(self, **fields: Any) -> SamplingParams:
-        return SamplingParams(**{**self.generation.sampling, **fields})
-
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if not _is_list(prompt):
-            raise InvalidRequest("prompt", f"must be text or a list of token ids, not {prompt!r}")
-        return list(prompt)
-
-    def chat_ids(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
-        if self.chat_template is None:
-            raise InvalidRequest("messages", "the model has no chat template; use a plain prompt")
-        return chat_prompt(self.tokenizer, self.chat_template, messages, **options)
-
-    def request(
-        self, prompt_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
-    ) -> Request:
-        seed = secrets.randbits(64) - 2**63 if params.seed is None else params.seed
-        return Request(
-            id=next(self._ids),
-            prompt=prompt_ids,
-            params=params,
-            seed=seed,
-            arrival=time.monotonic(),
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-
-    def processor(self, request: Request) -> OutputProcessor:
-        return OutputProcessor(self.tokenizer.backend, request.prompt, request.params)
 
 
 class LLM:
@@ -98,7 +44,7 @@ class LLM:
     def __init__(self, model: str, **knobs: Any) -> None:
         self.config = EngineConfig(model=model, **knobs)
         path = locate(model)
-        self._front = _Front(open_checkpoint(path))
+        self._front = Front(open_checkpoint(path))
         with StartProgress() as progress:
             self._core: EngineCore | None = build_core(replace(self.config, model=str(path)), progress)
 
@@ -133,7 +79,7 @@ class LLM:
             InvalidRequest: a prompt or its parameters cannot be served; then nothing was computed.
             ValueError: another number of sampling_params than of prompts.
         """
-        many = _is_list(prompts) and (not prompts or isinstance(prompts[0], str) or _is_list(prompts[0]))
+        many = is_list(prompts) and (not prompts or isinstance(prompts[0], str) or is_list(prompts[0]))
         batch: Sequence[Any] = prompts if many else [prompts]
         default = self._front.defaults()
         return self._run([self._front.prompt_ids(prompt) for prompt in batch], sampling_params, default, progress)
@@ -152,9 +98,9 @@ class LLM:
         Args:
             template_options: of `chat_prompt`, for example ``continue_final_message=True``.
         """
-        if not _is_list(messages):
+        if not is_list(messages):
             raise InvalidRequest("messages", f"must be a list, not {messages!r}")
-        many = not messages or _is_list(messages[0])
+        many = not messages or is_list(messages[0])
         batch: Sequence[Any] = messages if many else [messages]
         default = self._front.defaults(max_tokens=None)
         prompts = [self._front.chat_ids(conversation, template_options) for conversation in batch]
@@ -241,141 +187,6 @@ class LLM:
             core.check_idle()
         except AssertionError:
             log.exception("the engine is idle, yet something is still held; please report this")
-
-
-class AsyncLLM:
-    """A model in an engine process of its own, for many requests at once from one event loop.
-
-    Args:
-        config: of the engine.
-        core: ``module:function`` that builds the core in the engine process.
-        heartbeat_timeout: seconds without a sign of life after which the engine counts as stuck.
-        step_timeout: seconds that one step may last.
-
-    Attributes:
-        tokenizer, chat_template, generation: of the checkpoint. Set by `start`.
-    """
-
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    generation: GenerationDefaults
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        core: str = "paceline.core:build_core",
-        heartbeat_timeout: float = 5.0,
-        step_timeout: float = 120.0,
-    ) -> None:
-        self.config = config
-        self._core = core
-        self._heartbeat_timeout = heartbeat_timeout
-        self._step_timeout = step_timeout
-        self._client: EngineClient | None = None
-
-    async def start(self) -> None:
-        """Loads the model, showing progress. Raises CheckpointError or EngineDead with the reason if that fails."""
-        path = await asyncio.to_thread(locate, self.config.model)
-        self._front = await asyncio.to_thread(lambda: _Front(open_checkpoint(path)))
-        self.tokenizer = self._front.tokenizer
-        self.chat_template = self._front.chat_template
-        self.generation = self._front.generation
-        with StartProgress() as progress:
-            client = EngineClient(
-                replace(self.config, model=str(path)),
-                core=self._core,
-                heartbeat_timeout=self._heartbeat_timeout,
-                step_timeout=self._step_timeout,
-                on_progress=progress,
-            )
-            await client.start()
-        self._client = client
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def limits(self) -> Limits:
-        return self._started.limits
-
-    @property
-    def stats(self) -> CoreStats:
-        """State of the engine after its latest step."""
-        return self._started.stats
-
-    @property
-    def error(self) -> str | None:
-        """Why the engine is dead or stuck; None: healthy. A stuck engine may recover."""
-        return self._started.error
-
-    @property
-    def leaks(self) -> int:
-        """Idle checks that failed in the engine: each is a bug."""
-        return self._started.leaks
-
-    @property
-    def open_requests(self) -> int:
-        """Requests that have not ended."""
-        return self._started.open_requests
-
-    @property
-    def engine_pid(self) -> int | None:
-        return self._started.pid
-
-    def submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
-    ) -> RequestStream:
-        """Starts a request and returns its stream of deltas; leaving the stream early aborts the request.
-
-        Args:
-            prompt_ids: token ids.
-            priority: lower runs first.
-            cache_salt: requests share cached prefixes only with requests of the same salt.
-
-        Raises:
-            InvalidRequest: the request cannot be served.
-            EngineDead: the engine cannot serve.
-        """
-        client = self._started
-        client.limits.check(prompt_ids, params)
-        request = self._front.request(list(prompt_ids), params, priority=priority, cache_salt=cache_salt)
-        return client.submit(request, self._front.processor(request))
-
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
-        """The answer as it grows: the same object again and again, each time with more in it.
-
-        Args:
-            params: None means what it means in `LLM.generate`.
-        """
-        params = params or self._front.defaults()
-        prompt_ids = self._front.prompt_ids(prompt)
-        async with self.submit(prompt_ids, params) as stream:
-            answer = RequestOutput(prompt_ids, params.n)
-            async for delta in stream:
-                answer.add(delta)
-                yield answer
-
-    async def close(self, *, drain_s: float = 0.0) -> None:
-        """Waits up to ``drain_s`` seconds for open requests, aborts the rest and ends the engine in bounded time."""
-        if self._client is not None:
-            await self._client.close(drain_s=drain_s)
-
-    @property
-    def _started(self) -> EngineClient:
-        if self._client is None:
-            raise RuntimeError("call start() first")
-        return self._client
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _bar(shown: bool) -> Progress:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import engine_factories
 from fake_runner import next_token
+from paceline.async_llm import AsyncLLM
 from paceline.checkpoint.chat_template import chat_prompt
 from paceline.cli.app import app
 from paceline.cli.conversation import Message
@@ -19,7 +20,6 @@ from paceline.cli.local import LocalChat
 from paceline.engine.config import EngineConfig
 from paceline.engine.invalid import InvalidRequest
 from paceline.ipc.errors import EngineDead
-from paceline.llm import AsyncLLM
 
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]
 

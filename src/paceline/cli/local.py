@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self
 
+from paceline.async_llm import AsyncLLM
 from paceline.checkpoint.chat_template import chat_prompt
 from paceline.cli.conversation import Message
 from paceline.engine.config import EngineConfig
@@ -14,7 +15,6 @@ from paceline.engine.output import Delta
 from paceline.engine.request import Finish
 from paceline.engine.sampling_params import SamplingParams
 from paceline.ipc.stream import RequestStream
-from paceline.llm import AsyncLLM
 
 
 class LocalChat:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from paceline.llm import AsyncLLM
+from paceline.async_llm import AsyncLLM
 from paceline.server.body import body_schema, read_fields
 from paceline.server.config import ServerConfig
 from paceline.server.errors import add_error_handlers, json_response

@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from paceline.async_llm import AsyncLLM
 from paceline.checkpoint.error import CheckpointError
 from paceline.engine.config import EngineConfig
 from paceline.ipc.errors import EngineDead
-from paceline.llm import AsyncLLM
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.service import Service

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Receive
 
+from paceline.async_llm import AsyncLLM
 from paceline.engine.sampling_params import SamplingParams
 from paceline.ipc.stream import RequestStream
-from paceline.llm import AsyncLLM
 from paceline.server.admission import Admission, Ticket
 from paceline.server.chat import ChatReply
 from paceline.server.completions import CompletionReply

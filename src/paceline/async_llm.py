@@ -1,0 +1,153 @@
+"""The Python API for many requests at once: the engine runs in a process of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from paceline.checkpoint.chat_template import ChatTemplate
+from paceline.checkpoint.checkpoint import open_checkpoint
+from paceline.checkpoint.generation import GenerationDefaults
+from paceline.checkpoint.source import locate
+from paceline.checkpoint.tokenizer import Tokenizer
+from paceline.engine.config import EngineConfig
+from paceline.engine.limits import Limits
+from paceline.engine.output import RequestOutput
+from paceline.engine.request import CoreStats
+from paceline.engine.sampling_params import SamplingParams
+from paceline.front import Front, Prompt
+from paceline.ipc.client import EngineClient
+from paceline.ipc.progress import StartProgress
+from paceline.ipc.stream import RequestStream
+
+
+class AsyncLLM:
+    """A model in an engine process of its own, for many requests at once from one event loop.
+
+    Args:
+        config: of the engine.
+        core: ``module:function`` that builds the core in the engine process.
+        heartbeat_timeout: seconds without a sign of life after which the engine counts as stuck.
+        step_timeout: seconds that one step may last.
+
+    Attributes:
+        tokenizer, chat_template, generation: of the checkpoint. Set by `start`.
+    """
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    generation: GenerationDefaults
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        core: str = "paceline.core:build_core",
+        heartbeat_timeout: float = 5.0,
+        step_timeout: float = 120.0,
+    ) -> None:
+        self.config = config
+        self._core = core
+        self._heartbeat_timeout = heartbeat_timeout
+        self._step_timeout = step_timeout
+        self._client: EngineClient | None = None
+
+    async def start(self) -> None:
+        """Loads the model, showing progress. Raises CheckpointError or EngineDead with the reason if that fails."""
+        path = await asyncio.to_thread(locate, self.config.model)
+        self._front = await asyncio.to_thread(lambda: Front(open_checkpoint(path)))
+        self.tokenizer = self._front.tokenizer
+        self.chat_template = self._front.chat_template
+        self.generation = self._front.generation
+        with StartProgress() as progress:
+            client = EngineClient(
+                replace(self.config, model=str(path)),
+                core=self._core,
+                heartbeat_timeout=self._heartbeat_timeout,
+                step_timeout=self._step_timeout,
+                on_progress=progress,
+            )
+            await client.start()
+        self._client = client
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def limits(self) -> Limits:
+        return self._started.limits
+
+    @property
+    def stats(self) -> CoreStats:
+        """State of the engine after its latest step."""
+        return self._started.stats
+
+    @property
+    def error(self) -> str | None:
+        """Why the engine is dead or stuck; None: healthy. A stuck engine may recover."""
+        return self._started.error
+
+    @property
+    def leaks(self) -> int:
+        """Idle checks that failed in the engine: each is a bug."""
+        return self._started.leaks
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have not ended."""
+        return self._started.open_requests
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._started.pid
+
+    def submit(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> RequestStream:
+        """Starts a request and returns its stream of deltas; leaving the stream early aborts the request.
+
+        Args:
+            prompt_ids: token ids.
+            priority: lower runs first.
+            cache_salt: requests share cached prefixes only with requests of the same salt.
+
+        Raises:
+            InvalidRequest: the request cannot be served.
+            EngineDead: the engine cannot serve.
+        """
+        client = self._started
+        client.limits.check(prompt_ids, params)
+        request = self._front.request(list(prompt_ids), params, priority=priority, cache_salt=cache_salt)
+        return client.submit(request, self._front.processor(request))
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+        """The answer as it grows: the same object again and again, each time with more in it.
+
+        Args:
+            params: None means what it means in `LLM.generate`.
+        """
+        params = params or self._front.defaults()
+        prompt_ids = self._front.prompt_ids(prompt)
+        async with self.submit(prompt_ids, params) as stream:
+            answer = RequestOutput(prompt_ids, params.n)
+            async for delta in stream:
+                answer.add(delta)
+                yield answer
+
+    async def close(self, *, drain_s: float = 0.0) -> None:
+        """Waits up to ``drain_s`` seconds for open requests, aborts the rest and ends the engine in bounded time."""
+        if self._client is not None:
+            await self._client.close(drain_s=drain_s)
+
+    @property
+    def _started(self) -> EngineClient:
+        if self._client is None:
+            raise RuntimeError("call start() first")
+        return self._client

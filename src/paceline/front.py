@@ -1,0 +1,69 @@
+"""From prompts to requests: what `LLM` and `AsyncLLM` share."""
+
+import itertools
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.checkpoint.chat_template import ChatTemplate, chat_prompt
+from paceline.checkpoint.checkpoint import Checkpoint
+from paceline.checkpoint.generation import GenerationDefaults
+from paceline.checkpoint.tokenizer import Tokenizer
+from paceline.engine.invalid import InvalidRequest
+from paceline.engine.output import OutputProcessor
+from paceline.engine.request import Request
+from paceline.engine.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int]
+"""Text, or token ids. Text gets the special tokens that the tokenizer adds by itself, such as a BOS."""
+
+Message = Mapping[str, Any]
+"""``{"role": ..., "content": ...}``, as chat templates take it."""
+
+
+class Front:
+    """What turns prompts into requests: the parts of a checkpoint that need no weights."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.tokenizer: Tokenizer = checkpoint.tokenizer()
+        self.chat_template: ChatTemplate | None = checkpoint.chat_template()
+        self.generation: GenerationDefaults = checkpoint.generation
+        self._ids = itertools.count()
+
+    def defaults(self, **fields: Any) -> SamplingParams:
+        return SamplingParams(**{**self.generation.sampling, **fields})
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not is_list(prompt):
+            raise InvalidRequest("prompt", f"must be text or a list of token ids, not {prompt!r}")
+        return list(prompt)
+
+    def chat_ids(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
+        if self.chat_template is None:
+            raise InvalidRequest("messages", "the model has no chat template; use a plain prompt")
+        return chat_prompt(self.tokenizer, self.chat_template, messages, **options)
+
+    def request(
+        self, prompt_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> Request:
+        seed = secrets.randbits(64) - 2**63 if params.seed is None else params.seed
+        return Request(
+            id=next(self._ids),
+            prompt=prompt_ids,
+            params=params,
+            seed=seed,
+            arrival=time.monotonic(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def processor(self, request: Request) -> OutputProcessor:
+        return OutputProcessor(self.tokenizer.backend, request.prompt, request.params)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a caller means several things: a sequence that is no text."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,5 +1,4 @@
 """What lies between the QKV projection and attention, as one kernel: head norms, rotary embedding, cache write."""
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
 import triton

@@ -1,0 +1,455 @@
+"""Attention of one query token a row over the paged cache: reads keys and values once, at the speed of the memory.
+
+The query heads that share a kv head are packed into one tile, so that a key is loaded once for all of them. Long rows
+are split among programs (flash decoding); the last of a row's programs to finish adds the parts up, always in the same
+order, so results do not depend on timing. The reference is `paceline.kernels.attention`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paceline.kernels.triton.rotary_cache import as_stored, check_cache, sum_splits
+
+LOG2_E = 1.4426950408889634
+LOWEST = tl.constexpr(-1e30)
+"""Below every score, yet finite: differences with it are never NaN."""
+
+_MULTIPROCESSORS = 132
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+_MIN_SPLIT = 128
+"""Tokens below which a split costs more than it saves."""
+
+
+@triton.jit
+def _rotated(source, partner, cos, sin, d, mask, norm, split_stride, eps, SPLITS: tl.constexpr, NORM: tl.constexpr,
+             D: tl.constexpr):  # fmt: skip
+    """Heads at ``source``, normalised and rotated; ``partner`` points at the other half of each pair."""
+    x = sum_splits(source + d, mask, split_stride, SPLITS)
+    y = sum_splits(source + partner, mask, split_stride, SPLITS)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        x = x * scale * tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
+        y = y * scale * tl.load(norm + partner, mask=d < D, other=0.0).to(tl.float32)
+    return x * cos + y * sin
+
+
+@triton.jit
+def _decode_kernel(
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    context_len,
+    cos_sin,
+    q_norm,
+    k_norm,
+    out,
+    partial,
+    partial_lse,
+    counters,
+    num_splits,
+    window,
+    query_stride,
+    split_stride,
+    table_stride,
+    key_stride,
+    value_stride,
+    softmax_scale,
+    eps,
+    k_scale,
+    v_scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    FUSED: tl.constexpr,
+    QKV_SPLITS: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    kv_head = tl.program_id(0) % KV_HEADS
+    split = tl.program_id(0) // KV_HEADS
+    row = tl.program_id(1).to(tl.int64)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    context = tl.maximum(tl.load(context_len + row), 1)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(context - window, 0)
+    start = first // TILE * TILE
+    end = context - 1 if FUSED else context  # the fused kernel has the newest token in registers
+    # As many splits as the row needs; programs beyond them have nothing to do.
+    tiles = tl.cdiv(tl.maximum(end - start, 1), TILE)
+    tiles_per_split = tl.maximum(tl.cdiv(tiles, num_splits), MIN_TILES)
+    active = tl.cdiv(tiles, tiles_per_split)
+    if split >= active:
+        return
+    low = start + split * tiles_per_split * TILE
+    high = tl.minimum(low + tiles_per_split * TILE, end)
+
+    d = tl.arange(0, D_PAD)[None, :]
+    r = tl.arange(0, ROWS)
+    t = tl.arange(0, TILE)
+    in_head = d < D
+    q_mask = (r < GROUP)[:, None] & in_head
+    q_head = kv_head * GROUP + r[:, None]
+    table = block_table + row * table_stride
+    compute_type: tl.constexpr = out.dtype.element_ty
+    cache_type: tl.constexpr = key_cache.dtype.element_ty
+    scale = softmax_scale * k_scale
+    highest = tl.full((ROWS,), LOWEST, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, D_PAD), tl.float32)
+    source = query + row * query_stride
+    if FUSED:
+        position = (context - 1).to(tl.int64)
+        partner = (d + D // 2) % D
+        angles = cos_sin + position * D + d % (D // 2)
+        cos = tl.load(angles, mask=in_head, other=0.0)
+        sin = tl.load(angles + D // 2, mask=in_head, other=0.0)
+        sin = tl.where(d < D // 2, -sin, sin)
+        q = _rotated(source + q_head * D, partner, cos, sin, d, q_mask, q_norm, split_stride, eps, QKV_SPLITS, NORM, D)
+        q = q.to(compute_type)
+        if split == active - 1:
+            source += (KV_HEADS * GROUP + kv_head) * D
+            k = _rotated(source, partner, cos, sin, d, in_head, k_norm, split_stride, eps, QKV_SPLITS, NORM, D)
+            v = sum_splits(source + KV_HEADS * D + d, in_head, split_stride, QKV_SPLITS)
+            k = as_stored(k, k_scale, cache_type)
+            v = as_stored(v, v_scale, cache_type)
+            block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+            slot = (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * D + d
+            tl.store(key_cache + block * key_stride + slot, k, mask=in_head)
+            tl.store(value_cache + block * value_stride + slot, v, mask=in_head)
+            highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+            total += 1.0
+            acc += v.to(tl.float32)
+    else:
+        q = tl.load(source + q_head * D + d, mask=q_mask, other=0.0)
+
+    for tile in tl.range(low, high, TILE, num_stages=STAGES):
+        token = tile + t
+        seen = token < end
+        if WINDOW:
+            seen = seen & (token >= first)
+        if BLOCK_SIZE >= TILE:
+            block = tl.load(table + tile // BLOCK_SIZE).to(tl.int64)
+            slot = (kv_head * BLOCK_SIZE + tile % BLOCK_SIZE + t)[:, None] * D + d
+            keys = key_cache + block * key_stride + slot
+            values = value_cache + block * value_stride + slot
+        else:
+            block = tl.load(table + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)[:, None]
+            slot = (kv_head * BLOCK_SIZE + token % BLOCK_SIZE)[:, None] * D + d
+            keys = key_cache + block * key_stride + slot
+            values = value_cache + block * value_stride + slot
+        # What lies past the end of a row is another row's: not even its NaN may be seen.
+        mask = seen[:, None] & in_head
+        k = tl.load(keys, mask=mask, other=0.0).to(compute_type)
+        v = tl.load(values, mask=mask, other=0.0).to(compute_type)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        p = tl.exp2(scores - new_highest[:, None])
+        shrink = tl.exp2(highest - new_highest)
+        total = total * shrink + tl.sum(p, 1)
+        acc = tl.dot(p.to(compute_type), v, acc * shrink[:, None], input_precision="ieee")
+        highest = new_highest
+
+    acc = acc / total[:, None]
+    target = out + row * (KV_HEADS * GROUP * D) + q_head * D + d
+    if not SPLIT:
+        tl.store(target, (acc * v_scale).to(compute_type), mask=q_mask)
+    else:
+        parts = (row * KV_HEADS + kv_head) * num_splits * GROUP
+        part = parts + split * GROUP + r
+        tl.store(partial + part[:, None] * D + d, acc, mask=q_mask)
+        tl.store(partial_lse + part, highest + tl.log2(total), mask=r < GROUP)
+        counter = counters + row * KV_HEADS + kv_head
+        tl.debug_barrier()  # every thread's stores come before the count
+        arrived = tl.atomic_add(counter, 1, sem="acq_rel")
+        if arrived == active - 1:
+            tl.debug_barrier()
+            tl.store(counter, 0)  # ready for the next launch
+            highest = tl.full((ROWS,), LOWEST, tl.float32)
+            total = tl.zeros((ROWS,), tl.float32)
+            acc = tl.zeros((ROWS, D_PAD), tl.float32)
+            for i in tl.range(0, active, num_stages=1, loop_unroll_factor=4):
+                part = parts + i * GROUP + r
+                lse = tl.load(partial_lse + part, mask=r < GROUP, other=0.0, cache_modifier=".cg")
+                value = tl.load(partial + part[:, None] * D + d, mask=q_mask, other=0.0, cache_modifier=".cg")
+                new_highest = tl.maximum(highest, lse)
+                shrink = tl.exp2(highest - new_highest)
+                weight = tl.exp2(lse - new_highest)
+                total = total * shrink + weight
+                acc = acc * shrink[:, None] + value * weight[:, None]
+                highest = new_highest
+            tl.store(target, (acc / total[:, None] * v_scale).to(compute_type), mask=q_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """How the kernel is cut; results differ only by rounding.
+
+    Attributes:
+        tokens: a tile of keys, a power of 2 from 16.
+        warps: of a program.
+        stages: tiles that are loaded ahead, as far as shared memory goes.
+    """
+
+    tokens: int = 64
+    warps: int = 2
+    stages: int = 3
+
+
+def num_decode_splits(rows: int, kv_heads: int, max_context: int, multiprocessors: int = _MULTIPROCESSORS) -> int:
+    """Programs among which a row's keys are split.
+
+    Enough for four programs on every multiprocessor (rows times kv heads give the rest), where a program still has 128
+    tokens of the longest row to read. ``max_context`` is the most tokens that a row attends to: its context, or the
+    window. Shorter rows use fewer splits by themselves, so a captured graph can be made for the longest context.
+    """
+    wanted = -(-multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR // (rows * kv_heads))
+    return max(1, min(wanted, max_context // _MIN_SPLIT))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkspace:
+    """Where the splits of a row meet. Launches that follow one another may share it: it is left as it was found.
+
+    Attributes:
+        partial: float32, results of the splits.
+        lse: float32, base-2 logarithms of the sums of their exponentials.
+        counters: int32 zeros, one a row and kv head.
+    """
+
+    partial: Tensor
+    lse: Tensor
+    counters: Tensor
+
+    @classmethod
+    def of(
+        cls, rows: int, num_heads: int, kv_heads: int, head_dim: int, num_splits: int, device: torch.device | str
+    ) -> "DecodeWorkspace":
+        """For at most ``rows`` rows, heads and splits."""
+        parts = rows * num_heads * num_splits if num_splits > 1 else 0
+        return cls(
+            torch.empty(parts * head_dim, dtype=torch.float32, device=device),
+            torch.empty(parts, dtype=torch.float32, device=device),
+            torch.zeros(rows * kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+def decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_len: Tensor,
+    *,
+    num_splits: int,
+    window: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    softmax_scale: float | None = None,
+    workspace: DecodeWorkspace | None = None,
+    tiles: DecodeTiles | None = None,
+    out: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """Attention of each row's last token, whose key and value are in the cache already.
+
+    Args:
+        query: ``[rows, q_heads, head_dim]``, rotated.
+        key_cache, value_cache: ``[num_blocks, kv_heads, block_size, head_dim]``; float8_e4m3fn holds ``x / scale``.
+        block_table: int32 ``[rows, max_blocks]``.
+        context_len: int32 ``[rows]``, the query's token included. Padding: 1, with a finite block.
+        num_splits: most programs that share a row, from `num_decode_splits`.
+        window: a token sees itself and the ``window - 1`` before it; None: all before it.
+        softmax_scale: multiplies the scores; ``head_dim ** -0.5`` if None.
+        workspace: for ``num_splits > 1``; made anew if None.
+
+    Returns:
+        ``[rows, q_heads, head_dim]`` in the dtype of ``query``.
+    """
+    if query.dim() != 3 or not query.is_contiguous():
+        raise ValueError("query must be [rows, q_heads, head_dim] and contiguous")
+    if out is None:
+        out = torch.empty_like(query)
+    _launch(
+        query,
+        1,
+        (query.shape[0], query.shape[1] * query.shape[2], 0),
+        key_cache,
+        value_cache,
+        block_table,
+        context_len,
+        (None, None, None, 0.0),
+        num_splits,
+        window,
+        (k_scale, v_scale, softmax_scale),
+        workspace,
+        tiles,
+        out,
+        pdl,
+    )
+    return out
+
+
+def rotary_decode_attention(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_len: Tensor,
+    *,
+    num_splits: int,
+    dtype: torch.dtype | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    window: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    softmax_scale: float | None = None,
+    workspace: DecodeWorkspace | None = None,
+    tiles: DecodeTiles | None = None,
+    out: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """`rotary_cache` and `decode_attention` in one kernel, for steps in which every row has one token.
+
+    Args:
+        qkv: ``[rows, (q_heads + 2 * kv_heads) * head_dim]``, or partial sums ``[splits, rows, ...]``. Row ``r`` is at
+            position ``context_len[r] - 1``; its key and value are written there.
+        cos_sin: from `rotary_cos_sin`.
+        dtype: of the result, when ``qkv`` is not in it already.
+
+    Returns:
+        ``[rows, q_heads, head_dim]``. Everything else as there.
+    """
+    check_cache(key_cache, value_cache)
+    _, kv_heads, _, head_dim = key_cache.shape
+    rows, width = qkv.shape[-2:]
+    q_heads = width // head_dim - 2 * kv_heads
+    if not qkv.is_contiguous() or q_heads < 1 or width % head_dim:
+        raise ValueError(
+            f"qkv {tuple(qkv.shape)} must be contiguous, heads of {head_dim}, 2 * {kv_heads} for the cache"
+        )
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("give both q_norm and k_norm, or neither")
+    if out is None:
+        out = qkv.new_empty(rows, q_heads, head_dim, dtype=dtype or qkv.dtype)
+    _launch(
+        qkv,
+        1 if qkv.dim() == 2 else qkv.shape[0],
+        (rows, width, rows * width),
+        key_cache,
+        value_cache,
+        block_table,
+        context_len,
+        (cos_sin, q_norm, k_norm, eps),
+        num_splits,
+        window,
+        (k_scale, v_scale, softmax_scale),
+        workspace,
+        tiles,
+        out,
+        pdl,
+    )
+    return out
+
+
+def _launch(
+    query: Tensor,
+    qkv_splits: int,
+    shape: tuple[int, int, int],
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_len: Tensor,
+    rotary: tuple[Tensor | None, Tensor | None, Tensor | None, float],
+    num_splits: int,
+    window: int | None,
+    scales: tuple[float, float, float | None],
+    workspace: DecodeWorkspace | None,
+    tiles: DecodeTiles | None,
+    out: Tensor,
+    pdl: bool,
+) -> None:
+    check_cache(key_cache, value_cache)
+    _, kv_heads, block_size, head_dim = key_cache.shape
+    rows, query_stride, split_stride = shape
+    q_heads = out.shape[1]
+    if q_heads % kv_heads:
+        raise ValueError(f"{q_heads} query heads cannot share {kv_heads} kv heads evenly")
+    if num_splits < 1:
+        raise ValueError(f"num_splits must be at least 1, not {num_splits}")
+    if rows == 0:
+        return
+    if num_splits > 1 and workspace is None:
+        workspace = DecodeWorkspace.of(rows, q_heads, kv_heads, head_dim, num_splits, out.device)
+    if num_splits > 1 and workspace is not None and workspace.lse.numel() < rows * q_heads * num_splits:
+        raise ValueError(f"the workspace is too small for {rows} rows and {num_splits} splits")
+    cos_sin, q_norm, k_norm, eps = rotary
+    k_scale, v_scale, softmax_scale = scales
+    tiles = tiles or DecodeTiles()
+    d_pad = triton.next_power_of_2(head_dim)
+    tile_bytes = 2 * tiles.tokens * d_pad * key_cache.element_size()
+    stages = max(1, min(tiles.stages, 200 * 1024 // tile_bytes))
+    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    _decode_kernel[(kv_heads * num_splits, rows)](
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        context_len,
+        cos_sin,
+        q_norm,
+        k_norm,
+        out,
+        workspace.partial if workspace else None,
+        workspace.lse if workspace else None,
+        workspace.counters if workspace else None,
+        num_splits,
+        window or 0,
+        query_stride,
+        split_stride,
+        block_table.stride(0),
+        key_cache.stride(0),
+        value_cache.stride(0),
+        (head_dim**-0.5 if softmax_scale is None else softmax_scale) * LOG2_E,
+        eps,
+        k_scale,
+        v_scale,
+        KV_HEADS=kv_heads,
+        GROUP=q_heads // kv_heads,
+        D=head_dim,
+        D_PAD=d_pad,
+        ROWS=max(16, triton.next_power_of_2(q_heads // kv_heads)),
+        BLOCK_SIZE=block_size,
+        TILE=tiles.tokens,
+        STAGES=stages,
+        MIN_TILES=max(1, _MIN_SPLIT // tiles.tokens),
+        SPLIT=num_splits > 1,
+        WINDOW=window is not None,
+        FUSED=cos_sin is not None,
+        QKV_SPLITS=qkv_splits,
+        NORM=q_norm is not None,
+        PDL=pdl,
+        num_warps=tiles.warps,
+        **options,
+    )

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from paceline.kernels.fp8 import quantize_rows
 from paceline.kernels.table import GemvConfig
-from paceline.kernels.triton.gemv import gemv
+from paceline.kernels.triton.gemv import MAX_ROWS, default_config, gemv
 from paceline.kernels.triton.norm import add_rms_norm
 
 EPS = 1e-5
@@ -36,8 +36,7 @@ def test_product(device, dtype, rng, check_close, rows, n, k):
     parts = gemv(x, weight, bias=bias, config=SPLIT)
     assert parts.shape == (-(-k // 32), rows, n)
     check_close(parts.sum(0), expected, 1e-3)
-    chosen = gemv(x, weight, bias=bias)
-    check_close(chosen, expected)
+    check_close(gemv(x, weight, bias=bias), expected)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -85,6 +84,22 @@ def test_fp8_weight(device, dtype, rng, check_close, rows, n, k, gated):
     check_close(gemv(x, weight, bias=bias, weight_scale=scale, gated=gated, config=WHOLE), expected)
     if not gated:
         check_close(gemv(x, weight, bias=bias, weight_scale=scale, config=SPLIT).sum(0), expected, 1e-3)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("k", [576, 4096, 14336])
+@pytest.mark.parametrize("rows", range(1, MAX_ROWS + 1))
+def test_default_config_has_blocks_of_powers_of_two(rows, k, whole):
+    config = default_config(rows, k, whole)
+    assert config.block_k.bit_count() == config.block_n.bit_count() == 1
+    assert config.block_k >= k or not whole
+
+
+def test_default_tiles_split_k(device, dtype, rng, check_close):
+    x, weight, _ = inputs(rng, device, dtype, 3, 5, 1100)
+    parts = gemv(x, weight)
+    assert parts.shape == (2, 3, 5)
+    check_close(parts.sum(0), x.double() @ weight.double().T, 1e-3)
 
 
 def test_refusals(device):

@@ -47,12 +47,12 @@ def _silu_mul_fp8_kernel(gate_up, out, out_scale, width, BLOCK: tl.constexpr, CH
     for chunk in tl.static_range(CHUNKS):
         largest = tl.maximum(largest, tl.abs(_product(row, chunk * BLOCK + column, width)))
     scale = fp8_scale(tl.max(largest, 0))
-    tl.store(out_scale + token, scale)
-    # With one chunk the compiler finds that the product is already there.
+    # With one chunk, and no store before it, the compiler finds that the product is already there.
     for chunk in tl.static_range(CHUNKS):
         here = chunk * BLOCK + column
         y = to_fp8_range(_product(row, here, width), scale)
         tl.store(out + token * width + here, y.to(out.dtype.element_ty), mask=here < width)
+    tl.store(out_scale + token, scale)
 
 
 def silu_mul(gate_up: Tensor, *, out: Tensor | None = None, pdl: bool = False) -> Tensor:
@@ -65,7 +65,9 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None, pdl: bool = False) -
     """
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device) if out is None else out
-    assert gate_up.is_contiguous() and out.is_contiguous() and out.shape == (tokens, width)
+    assert gate_up.is_contiguous()
+    assert out.is_contiguous()
+    assert out.shape == (tokens, width)
     if tokens:
         block = min(2048, triton.next_power_of_2(width))
         _silu_mul_kernel[(tokens, triton.cdiv(width, block))](

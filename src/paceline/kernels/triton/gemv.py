@@ -15,6 +15,9 @@ from paceline.kernels.table import GemvConfig
 MAX_ROWS = 4
 """More tokens are faster on the matrix unit: `skinny_linear`."""
 
+_PROGRAMS = 264
+"""Two a multiprocessor of an H100 or H200."""
+
 
 @triton.jit
 def _dot(w, tokens):
@@ -66,15 +69,9 @@ def _gemv_kernel(
         inner_n = tl.minimum(row_n, n - 1)
         weights = weight + inner_n[:, None].to(tl.int64) * k + column[None, :]
         ups = weight + (inner_n + n)[:, None].to(tl.int64) * k + column[None, :]
-        if EVEN_K:
-            w = tl.load(weights)
-        else:
-            w = tl.load(weights, mask=inside, other=0.0)
+        w = tl.load(weights) if EVEN_K else tl.load(weights, mask=inside, other=0.0)
         if GATED:
-            if EVEN_K:
-                u = tl.load(ups)
-            else:
-                u = tl.load(ups, mask=inside, other=0.0)
+            u = tl.load(ups) if EVEN_K else tl.load(ups, mask=inside, other=0.0)
         if group == program:  # the ring loads weights several steps ahead, so this waits with it already filling
             if PDL:
                 gdc_wait()
@@ -99,32 +96,29 @@ def _gemv_kernel(
             if GATED:
                 z *= tl.load(weight_scale + n + inner_n)[None, :]
         if HAS_BIAS:
-            if split == 0:
-                y += tl.load(bias + inner_n).to(tl.float32)[None, :]
-                if GATED:
-                    z += tl.load(bias + n + inner_n).to(tl.float32)[None, :]
+            y += tl.where(split == 0, tl.load(bias + inner_n).to(tl.float32), 0.0)[None, :]
+            if GATED:
+                z += tl.load(bias + n + inner_n).to(tl.float32)[None, :]
         if GATED:
             y = y * tl.sigmoid(y) * z
         results = out + (split * rows + row_m)[:, None].to(tl.int64) * n + row_n[None, :]
         tl.store(results, y.to(out.dtype.element_ty), mask=(row_m < rows)[:, None] & (row_n < n)[None, :])
 
 
-def default_config(rows: int, n: int, k: int, itemsize: int, whole: bool = False) -> GemvConfig:
+def default_config(rows: int, k: int, whole: bool = False) -> GemvConfig:
     """Tiles for a shape that nobody measured.
 
     Args:
         rows: tokens, at most `MAX_ROWS`.
-        n: columns of the result.
-        itemsize: bytes of an element of the weight.
         whole: whether the sums may not be split (a gated layer, or one with the norm in front).
     """
+    padded = triton.next_power_of_2(rows)
     block_k = triton.next_power_of_2(k)
-    if not whole and rows * block_k > 4096:
-        block_k = max(1024, 4096 // rows)
-    step = 8192 // itemsize
-    block_n = max(1, min(8, 2 * step // block_k))
-    splits = triton.cdiv(k, block_k)
-    return GemvConfig(block_n, block_k, max(1, 264 // splits), stages=4, warps=8 if rows * block_k > 2048 else 4)
+    if not whole:
+        block_k = min(block_k, 4096 // padded)
+    block_n = max(1, min(8, 16384 // (padded * block_k)))
+    programs = max(1, _PROGRAMS // triton.cdiv(k, block_k))
+    return GemvConfig(block_n, block_k, programs, stages=4, warps=8 if padded * block_k > 2048 else 4)
 
 
 def gemv(
@@ -168,26 +162,34 @@ def gemv(
     rows, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]
     whole = gated or norm_weight is not None
-    config = config or default_config(rows, n, k, weight.element_size(), whole)
+    config = config or default_config(rows, k, whole)
     splits = triton.cdiv(k, config.block_k)
     if rows > MAX_ROWS:
         raise ValueError(f"gemv takes at most {MAX_ROWS} rows, not {rows}")
     if whole and splits > 1:
         raise ValueError("a gated or normalised layer cannot split K: it needs whole sums")
-    assert weight.is_contiguous() and weight.shape[1] == k and x.is_contiguous()
+    assert weight.is_contiguous()
+    assert weight.shape[1] == k
+    assert x.is_contiguous()
     assert (delta is None) == (sum_out is None)
+    shape: tuple[int, ...] = (splits, rows, n) if splits > 1 else (rows, n)
     if splits > 1:
-        shape, dtype = (splits, rows, n), torch.float32
-    else:
-        shape, dtype = (rows, n), dtype or (x.dtype if norm_weight is None else norm_weight.dtype)
+        dtype = torch.float32
+    elif dtype is None:
+        dtype = x.dtype if norm_weight is None else norm_weight.dtype
     out = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
-    assert out.is_contiguous() and out.shape == shape and out.dtype == dtype
+    assert out.is_contiguous()
+    assert out.shape == shape
+    assert out.dtype == dtype
     if rows == 0:
         return out
     deltas = 0
     if delta is not None and sum_out is not None:
-        assert delta.is_contiguous() and delta.shape[-2:] == x.shape
-        assert sum_out.is_contiguous() and sum_out.shape == x.shape and sum_out.dtype == x.dtype
+        assert delta.is_contiguous()
+        assert delta.shape[-2:] == x.shape
+        assert sum_out.is_contiguous()
+        assert sum_out.shape == x.shape
+        assert sum_out.dtype == x.dtype
         assert sum_out.data_ptr() != x.data_ptr()
         deltas = delta.shape[0] if delta.dim() == 3 else 1
     _gemv_kernel[(min(config.programs, triton.cdiv(n, config.block_n)), splits)](

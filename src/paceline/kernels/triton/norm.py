@@ -117,7 +117,9 @@ def _launch(
     pdl: bool,
 ) -> None:
     tokens, width = residual.shape
-    assert residual.stride(1) == 1 and out.is_contiguous() and out.shape == residual.shape
+    assert residual.stride(1) == 1
+    assert out.is_contiguous()
+    assert out.shape == residual.shape
     assert delta is None or (delta.is_contiguous() and delta.shape[-2:] == residual.shape)
     if tokens == 0:
         return

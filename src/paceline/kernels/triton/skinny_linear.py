@@ -65,15 +65,10 @@ def _skinny_kernel(
         if not EARLY:
             gdc_wait()
     for at in tl.range(first, last, BLOCK_K, num_stages=STAGES):
-        if EVEN_K:
-            w = tl.load(weights + at)
-        else:
-            w = tl.load(weights + at, mask=(at + column < k)[None, :], other=0.0)
+        inside = at + column < k
+        w = tl.load(weights + at) if EVEN_K else tl.load(weights + at, mask=inside[None, :], other=0.0)
         if GATED:
-            if EVEN_K:
-                u = tl.load(ups + at)
-            else:
-                u = tl.load(ups + at, mask=(at + column < k)[None, :], other=0.0)
+            u = tl.load(ups + at) if EVEN_K else tl.load(ups + at, mask=inside[None, :], other=0.0)
         if PDL and EARLY:
             # The pipeline loads weights several steps ahead, before the wait. It must not do so with the tokens:
             # the condition, true in every run, keeps it from moving their load.
@@ -81,11 +76,11 @@ def _skinny_kernel(
                 gdc_wait()
             a = tl.zeros((BLOCK_K, BLOCK_M), x.dtype.element_ty)
             if rows > 0:
-                a = tl.load(tokens + at, mask=(at + column < k)[:, None], other=0.0)
+                a = tl.load(tokens + at, mask=inside[:, None], other=0.0)
         elif EVEN_K:
             a = tl.load(tokens + at)
         else:
-            a = tl.load(tokens + at, mask=(at + column < k)[:, None], other=0.0)
+            a = tl.load(tokens + at, mask=inside[:, None], other=0.0)
         if FP8_WEIGHT and not FP8_X:
             w = w.to(a.dtype)
         acc = tl.dot(w, a, acc, input_precision="ieee")
@@ -104,10 +99,9 @@ def _skinny_kernel(
         acc *= token_scale
         acc_up *= token_scale
     if HAS_BIAS:
-        if split == 0:
-            acc += tl.load(bias + inner_n).to(tl.float32)[:, None]
-            if GATED:
-                acc_up += tl.load(bias + n + inner_n).to(tl.float32)[:, None]
+        acc += tl.where(split == 0, tl.load(bias + inner_n).to(tl.float32), 0.0)[:, None]
+        if GATED:
+            acc_up += tl.load(bias + n + inner_n).to(tl.float32)[:, None]
     if GATED:
         acc = acc * tl.sigmoid(acc) * acc_up
     places = out + (split * rows + row_m)[None, :].to(tl.int64) * n + row_n[:, None]
@@ -176,14 +170,19 @@ def skinny_linear(
         raise ValueError(f"skinny_linear takes at most {MAX_ROWS} rows, not {rows}")
     if gated and config.splits > 1:
         raise ValueError("a gated layer cannot split K: the gate needs whole sums")
-    assert weight.is_contiguous() and weight.shape[1] == k and x.stride(1) == 1
+    assert weight.is_contiguous()
+    assert weight.shape[1] == k
+    assert x.stride(1) == 1
     assert x_scale is None or weight_scale is not None, "FP8 tokens need an FP8 weight"
+    shape: tuple[int, ...] = (config.splits, rows, n) if config.splits > 1 else (rows, n)
     if config.splits > 1:
-        shape, dtype = (config.splits, rows, n), torch.float32
-    else:
-        shape, dtype = (rows, n), dtype or (x.dtype if x_scale is None else torch.bfloat16)
+        dtype = torch.float32
+    elif dtype is None:
+        dtype = x.dtype if x_scale is None else torch.bfloat16
     out = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
-    assert out.is_contiguous() and out.shape == shape and out.dtype == dtype
+    assert out.is_contiguous()
+    assert out.shape == shape
+    assert out.dtype == dtype
     if rows == 0:
         return out
     part = triton.cdiv(triton.cdiv(k, config.block_k), config.splits) * config.block_k

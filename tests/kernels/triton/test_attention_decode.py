@@ -72,7 +72,7 @@ def test_one_token_a_row(q_heads, kv_heads, head_dim, block_size, splits, window
         case.context,
         num_splits=splits,
         window=window,
-        tiles=DecodeTiles(tokens=32),
+        tiles=DecodeTiles(tokens=32, warps=4, stages=2),
     )
     check_close(out, case.reference(case.query, window))
 

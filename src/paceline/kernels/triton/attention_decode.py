@@ -27,6 +27,29 @@ _MIN_SPLIT = 128
 
 
 @triton.jit
+def tile_blocks(table, tile, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Block of each of ``TILE`` tokens from ``tile`` on, or one for all if they lie in one; 0 from ``end`` on.
+
+    Loops load the blocks of the tile after the current one, so that no address waits for a load.
+    """
+    if BLOCK_SIZE >= TILE:
+        block = tl.load(table + tile // BLOCK_SIZE, mask=tile < end, other=0)
+    else:
+        token = tile + tl.arange(0, TILE)
+        block = tl.load(table + token // BLOCK_SIZE, mask=token < end, other=0)
+    return block
+
+
+@triton.jit
+def block_offsets(block, stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """What `tile_blocks` gave, as offsets into a cache: int64, one number or ``[TILE, 1]``."""
+    offsets = block.to(tl.int64) * stride
+    if BLOCK_SIZE < TILE:
+        offsets = offsets[:, None]
+    return offsets
+
+
+@triton.jit
 def _rotated(source, partner, cos, sin, d, mask, norm, split_stride, eps, SPLITS: tl.constexpr, NORM: tl.constexpr,
              D: tl.constexpr):  # fmt: skip
     """Heads at ``source``, normalised and rotated; ``partner`` points at the other half of each pair."""
@@ -130,31 +153,26 @@ def _decode_kernel(
             v = sum_splits(source + KV_HEADS * D + d, in_head, split_stride, QKV_SPLITS)
             k = as_stored(k, k_scale, cache_type)
             v = as_stored(v, v_scale, cache_type)
-            block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+            newest = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
             slot = (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * D + d
-            tl.store(key_cache + block * key_stride + slot, k, mask=in_head)
-            tl.store(value_cache + block * value_stride + slot, v, mask=in_head)
+            tl.store(key_cache + newest * key_stride + slot, k, mask=in_head)
+            tl.store(value_cache + newest * value_stride + slot, v, mask=in_head)
             highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
             total += 1.0
             acc += v.to(tl.float32)
     else:
         q = tl.load(source + q_head * D + d, mask=q_mask, other=0.0)
 
+    block = tile_blocks(table, low, high, BLOCK_SIZE, TILE)
     for tile in tl.range(low, high, TILE, num_stages=STAGES):
         token = tile + t
         seen = token < end
         if WINDOW:
             seen = seen & (token >= first)
-        if BLOCK_SIZE >= TILE:
-            block = tl.load(table + tile // BLOCK_SIZE).to(tl.int64)
-            slot = (kv_head * BLOCK_SIZE + tile % BLOCK_SIZE + t)[:, None] * D + d
-            keys = key_cache + block * key_stride + slot
-            values = value_cache + block * value_stride + slot
-        else:
-            block = tl.load(table + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)[:, None]
-            slot = (kv_head * BLOCK_SIZE + token % BLOCK_SIZE)[:, None] * D + d
-            keys = key_cache + block * key_stride + slot
-            values = value_cache + block * value_stride + slot
+        slot = (kv_head * BLOCK_SIZE + token % BLOCK_SIZE)[:, None] * D + d
+        keys = key_cache + block_offsets(block, key_stride, BLOCK_SIZE, TILE) + slot
+        values = value_cache + block_offsets(block, value_stride, BLOCK_SIZE, TILE) + slot
+        block = tile_blocks(table, tile + TILE, high, BLOCK_SIZE, TILE)
         # What lies past the end of a row is another row's: not even its NaN may be seen.
         mask = seen[:, None] & in_head
         k = tl.load(keys, mask=mask, other=0.0).to(compute_type)
@@ -206,12 +224,19 @@ class DecodeTiles:
     Attributes:
         tokens: a tile of keys, a power of 2 from 16.
         warps: of a program.
-        stages: tiles that are loaded ahead, as far as shared memory goes.
+        stages: one more than the tiles that are loaded ahead.
     """
 
-    tokens: int = 64
-    warps: int = 2
-    stages: int = 3
+    tokens: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, head_dim: int, itemsize: int) -> "DecodeTiles":
+        """Good ones for a Hopper GPU, for a cache of ``itemsize`` bytes an element."""
+        if head_dim > 128 or itemsize > 2:
+            return cls(32, 4, 3)
+        return cls(64, 2, 3)
 
 
 def num_decode_splits(rows: int, kv_heads: int, max_context: int, multiprocessors: int = _MULTIPROCESSORS) -> int:
@@ -406,10 +431,7 @@ def _launch(
         raise ValueError(f"the workspace is too small for {rows} rows and {num_splits} splits")
     cos_sin, q_norm, k_norm, eps = rotary
     k_scale, v_scale, softmax_scale = scales
-    tiles = tiles or DecodeTiles()
-    d_pad = triton.next_power_of_2(head_dim)
-    tile_bytes = 2 * tiles.tokens * d_pad * key_cache.element_size()
-    stages = max(1, min(tiles.stages, 200 * 1024 // tile_bytes))
+    tiles = tiles or DecodeTiles.of(head_dim, key_cache.element_size())
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     _decode_kernel[(kv_heads * num_splits, rows)](
         query,
@@ -438,11 +460,11 @@ def _launch(
         KV_HEADS=kv_heads,
         GROUP=q_heads // kv_heads,
         D=head_dim,
-        D_PAD=d_pad,
+        D_PAD=triton.next_power_of_2(head_dim),
         ROWS=max(16, triton.next_power_of_2(q_heads // kv_heads)),
         BLOCK_SIZE=block_size,
         TILE=tiles.tokens,
-        STAGES=stages,
+        STAGES=tiles.stages,
         MIN_TILES=max(1, _MIN_SPLIT // tiles.tokens),
         SPLIT=num_splits > 1,
         WINDOW=window is not None,

@@ -14,11 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from paceline.kernels.triton.attention_decode import LOG2_E, LOWEST, block_offsets, tile_blocks
 from paceline.kernels.triton.rotary_cache import check_cache
-
-LOG2_E = 1.4426950408889634
-LOWEST = tl.constexpr(-1e30)
-"""Below every score, yet finite: differences with it are never NaN."""
 
 
 @triton.jit
@@ -27,26 +24,16 @@ def _attend(acc, highest, total, q, position, low, high, key_head, value_head, t
             TILE_N: tl.constexpr, STAGES: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
     """Online softmax over the tiles of keys from ``low`` to ``high``, both multiples of ``TILE_N``."""
     d = tl.arange(0, D_PAD)[None, :]
+    block = tile_blocks(table, low, context, BLOCK_SIZE, TILE_N)
     for tile in tl.range(low, high, TILE_N, num_stages=STAGES):
-        n = tl.arange(0, TILE_N)
-        token = tile + n
-        inside = token < context
-        if BLOCK_SIZE >= TILE_N:
-            block = tl.load(table + tile // BLOCK_SIZE).to(tl.int64)
-            slot = (tile % BLOCK_SIZE + n)[:, None] * D + d
-            keys = key_head + block * key_stride + slot
-            values = value_head + block * value_stride + slot
-        else:
-            if MASK:
-                block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)[:, None]
-            else:
-                block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)[:, None]
-            slot = (token % BLOCK_SIZE)[:, None] * D + d
-            keys = key_head + block * key_stride + slot
-            values = value_head + block * value_stride + slot
+        token = tile + tl.arange(0, TILE_N)
+        slot = (token % BLOCK_SIZE)[:, None] * D + d
+        keys = key_head + block_offsets(block, key_stride, BLOCK_SIZE, TILE_N) + slot
+        values = value_head + block_offsets(block, value_stride, BLOCK_SIZE, TILE_N) + slot
+        block = tile_blocks(table, tile + TILE_N, context, BLOCK_SIZE, TILE_N)
         if MASK:
             # What lies past the end of a row is another row's: not even its NaN may be seen.
-            mask = inside[:, None] & (d < D)
+            mask = (token < context)[:, None] & (d < D)
             k = tl.load(keys, mask=mask, other=0.0).to(q.dtype)
             v = tl.load(values, mask=mask, other=0.0).to(q.dtype)
         elif D == D_PAD:
@@ -190,7 +177,7 @@ class PrefillTiles:
         queries: rows of a tile of queries (tokens times the heads of a group), a power of 2 from 16.
         keys: tokens of a tile of keys, a power of 2 from 16.
         warps: of a program.
-        stages: tiles of keys that are loaded ahead.
+        stages: one more than the tiles of keys that are loaded ahead.
     """
 
     queries: int

@@ -84,7 +84,8 @@ def candidates(problem: Problem) -> list[Choice]:
     size = 2 if problem.dtype == "bf16" else 1
     k = problem.shape.k
     if problem.gated:
-        tiles = [(64, 128, 3), (64, 128, 4), (64, 64, 5), (32, 128, 4), (128, 64, 3), (128, 64, 4)]
+        tiles = [(64, 128, 3), (64, 128, 4), (64, 64, 5), (64, 64, 7), (128, 64, 3), (128, 64, 4)]
+        tiles += [(32, 128, 4)] if problem.dtype == "bf16" else []  # too few rows for FP8 in the matrix unit
         splits: tuple[int, ...] = (1,)
     elif problem.name == "head":
         tiles, splits = [(64, 128, 4), (128, 64, 6), (128, 128, 3), (64, 64, 6)], (1,)
@@ -313,7 +314,10 @@ def check_odd_sizes() -> list[str]:
 
 
 def check_dependent_launch() -> list[str]:
-    """A few layers in a row in one graph, with dependent launch: bit for bit the same at every replay as without."""
+    """A few layers in a row in one graph, with dependent launch: bit for bit the same at every replay as without.
+
+    Each replay has another input, so that a kernel that did not wait would read what the last replay left.
+    """
     wrong = []
     gain = 1 + torch.randn(HIDDEN, device="cuda").to(torch.bfloat16) / 50
     names = ("o", "gate_up", "down")
@@ -343,14 +347,14 @@ def check_dependent_launch() -> list[str]:
                 x = add_rms_norm(delta, residual, gain, EPS, pdl=pdl)
             return x
 
-        expected = run(False)
         graph = torch.cuda.CUDAGraph()
         run(True)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             out = run(True)
         for _ in range(20):
-            out.fill_(torch.nan)
+            start.normal_()
+            expected = run(False)
             graph.replay()
             torch.cuda.synchronize()
             if not torch.equal(out, expected):

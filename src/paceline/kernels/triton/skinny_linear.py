@@ -70,12 +70,13 @@ def _skinny_kernel(
         if GATED:
             u = tl.load(ups + at) if EVEN_K else tl.load(ups + at, mask=inside[None, :], other=0.0)
         if PDL and EARLY:
-            # The pipeline loads weights several steps ahead, before the wait. It must not do so with the tokens:
-            # the condition, true in every run, keeps it from moving their load.
-            if at == first:
-                gdc_wait()
+            # The pipeline loads weights several steps ahead, before the wait. It must not do so with the tokens: the
+            # condition, true in every run, keeps their load where it is. The wait needs to stand under the same
+            # condition, else the pipeline may put it behind.
             a = tl.zeros((BLOCK_K, BLOCK_M), x.dtype.element_ty)
             if rows > 0:
+                if at == first:
+                    gdc_wait()
                 a = tl.load(tokens + at, mask=inside[:, None], other=0.0)
         elif EVEN_K:
             a = tl.load(tokens + at)

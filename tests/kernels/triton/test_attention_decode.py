@@ -13,7 +13,7 @@ from paceline.kernels.triton.attention_decode import (
 )
 from paceline.kernels.triton.rotary_cache import rotary_cache, rotary_cos_sin
 
-CONTEXTS = [1, 2, 63, 64, 65, 16, 150]
+CONTEXTS = [1, 2, 63, 64, 65, 16, 130]
 
 
 class Case:
@@ -117,8 +117,8 @@ def test_float8_cache(dtype, device, rng, check_close):
     check_close(out, case.reference(case.query, k_scale=0.5, v_scale=3.0))
 
 
-def test_workspace_is_reused_and_results_repeat(dtype, device, rng):
-    case = Case(8, 2, 64, 16, dtype, device, rng)
+def test_workspace_is_reused_and_results_repeat(device, rng):
+    case = Case(8, 2, 64, 16, torch.float16, device, rng)
     workspace = DecodeWorkspace.of(len(CONTEXTS), 8, 2, 64, 4, device)
     workspace.partial.fill_(float("nan"))
     workspace.lse.fill_(float("nan"))
@@ -136,9 +136,9 @@ def test_workspace_is_reused_and_results_repeat(dtype, device, rng):
         attend(5)
 
 
-def test_rows_do_not_see_padding_rows(dtype, device, rng):
+def test_rows_do_not_see_padding_rows(device, rng):
     """Rows of context 1 at the sink block, whatever it holds, change nothing (failure 77)."""
-    case = Case(8, 2, 64, 16, dtype, device, rng)
+    case = Case(8, 2, 64, 16, torch.float16, device, rng)
     attend = (case.keys, case.values)
     alone = decode_attention(case.query, *attend, case.table, case.context, num_splits=2)
     padding = torch.zeros_like(case.table[:2])
@@ -161,8 +161,8 @@ def test_split_rule(rows, max_context, splits):
     assert num_decode_splits(rows, 8, 1) == 1
 
 
-def test_wrong_shapes_are_refused(dtype, device, rng):
-    case = Case(6, 2, 64, 16, dtype, device, rng)
+def test_wrong_shapes_are_refused(device, rng):
+    case = Case(6, 2, 64, 16, torch.float16, device, rng)
     caches = (case.keys, case.values, case.table, case.context)
     with pytest.raises(ValueError, match="evenly"):
         decode_attention(case.query[:, :5].contiguous(), *caches, num_splits=1)

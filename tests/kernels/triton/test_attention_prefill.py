@@ -99,8 +99,8 @@ def test_sdpa_of_one_row(row, dtype, device, rng, check_close):
     check_close(out, case.reference()[span])
 
 
-def test_wrong_shapes_are_refused(dtype, device, rng):
-    case = Case(3, 2, 64, 16, dtype, device, rng)
+def test_wrong_shapes_are_refused(device, rng):
+    case = Case(3, 2, 64, 16, torch.float16, device, rng)
     with pytest.raises(ValueError, match="evenly"):
         case.attend()
     case.query = case.query[:, :2]

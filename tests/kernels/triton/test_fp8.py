@@ -53,6 +53,12 @@ def test_product(device, rng, check_close, tokens, n, k, fast):
     check_close(fp8_linear(x, x_scale, weight, weight_scale, bias, fast_accumulation=fast), expected, 5e-3)
 
 
+def test_no_tokens(device):
+    x, scale = quantize_rows(torch.ones(16, 32, device=device))
+    assert fp8_linear(x[:0], scale[:0], x, scale).shape == (0, 16)
+    assert quantize_tokens(torch.ones(0, 32, device=device))[0].shape == (0, 32)
+
+
 def test_refuses_odd_sizes(device):
     x, scale = quantize_rows(torch.ones(2, 24, device=device))
     with pytest.raises(ValueError, match=r"multiples of 16, not \(2, 24\)"):

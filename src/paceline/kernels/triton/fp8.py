@@ -101,6 +101,8 @@ def fp8_linear(
     """
     if weight.shape[0] % 16 or weight.shape[1] % 16:
         raise ValueError(f"an FP8 weight needs multiples of 16, not {tuple(weight.shape)}")
+    if len(x) == 0:
+        return torch.empty(0, len(weight), dtype=dtype, device=x.device)
     out = torch._scaled_mm(
         x,
         weight.t(),

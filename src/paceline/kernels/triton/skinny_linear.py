@@ -115,7 +115,7 @@ def default_config(rows: int, n: int, k: int, itemsize: int, gated: bool = False
     Args:
         rows: tokens, at most `MAX_ROWS`.
         n: columns of the result.
-        itemsize: bytes of an element of the weight.
+        itemsize: bytes of an element of the tokens, to which the weight is widened.
     """
     block_n = 128 if gated and rows > 32 else 64
     block_k = (64 if block_n == 128 else 128) * 2 // min(itemsize, 4)
@@ -166,7 +166,7 @@ def skinny_linear(
     """
     rows, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]
-    config = config or default_config(rows, n, k, weight.element_size(), gated)
+    config = config or default_config(rows, n, k, x.element_size(), gated)
     if rows > MAX_ROWS:
         raise ValueError(f"skinny_linear takes at most {MAX_ROWS} rows, not {rows}")
     if gated and config.splits > 1:

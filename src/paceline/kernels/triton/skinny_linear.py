@@ -120,12 +120,8 @@ def default_config(rows: int, n: int, k: int, itemsize: int, gated: bool = False
     block_n = 128 if gated and rows > 32 else 64
     block_k = (64 if block_n == 128 else 128) * 2 // min(itemsize, 4)
     splits = 1
-    if not gated:
-        programs = triton.cdiv(n, block_n)
-        while splits < 8 and programs * splits * 2 <= 2 * _PROGRAMS and programs * splits < _PROGRAMS:
-            if k < 4 * block_k * splits * 2:
-                break
-            splits *= 2
+    while not gated and splits < 8 and triton.cdiv(n, block_n) * splits < _PROGRAMS and k >= 8 * block_k * splits:
+        splits *= 2
     return SkinnyConfig(block_n, block_k, splits, stages=4, warps=8 if block_n == 128 else 4)
 
 

@@ -13,13 +13,13 @@ from paceline.kernels.triton.attention_decode import (
 )
 from paceline.kernels.triton.rotary_cache import rotary_cache, rotary_cos_sin
 
-CONTEXTS = [1, 2, 63, 64, 65, 16, 130]
+CONTEXTS = [1, 63, 64, 65, 130]
 
 
 class Case:
     """A cache with random blocks for rows of ``CONTEXTS`` tokens; blocks that nobody owns hold NaN."""
 
-    def __init__(self, q_heads, kv_heads, head_dim, block_size, dtype, device, rng, cache_dtype=None):
+    def __init__(self, q_heads, kv_heads, head_dim, block_size, dtype, device, rng, cache_dtype=None, window=None):
         def random(*shape):
             return torch.randn(shape, generator=rng, device=device).to(dtype)
 
@@ -35,7 +35,9 @@ class Case:
         self.query = random(len(CONTEXTS), q_heads, head_dim)
         self.qkv = random(len(CONTEXTS), (q_heads + 2 * kv_heads) * head_dim)
         self.block_size = block_size
-        for row, context in enumerate(CONTEXTS):  # past the end of a row
+        for row, context in enumerate(CONTEXTS):
+            if window:  # blocks that the token does not see any more are another row's
+                self.table[row, : max(0, context - window) // block_size] = 1 << 20
             if context % block_size:
                 last = self.table[row, context // block_size].long()
                 for cache in (self.keys, self.values):
@@ -54,7 +56,7 @@ class Case:
 SHAPES = [
     (8, 2, 64, 16, 1, None),
     (8, 2, 128, 64, 3, None),
-    (7, 1, 96, 32, 2, 50),
+    (7, 1, 96, 16, 2, 50),
     (4, 2, 256, 128, 5, 70),
     (20, 1, 64, 16, 4, 1),
 ]
@@ -63,7 +65,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), SHAPES)
 def test_one_token_a_row(q_heads, kv_heads, head_dim, block_size, splits, window, dtype, device, rng, check_close):
-    case = Case(q_heads, kv_heads, head_dim, block_size, dtype, device, rng)
+    case = Case(q_heads, kv_heads, head_dim, block_size, dtype, device, rng, window=window)
     out = decode_attention(
         case.query,
         case.keys,
@@ -81,7 +83,7 @@ def test_one_token_a_row(q_heads, kv_heads, head_dim, block_size, splits, window
 def test_fused_equals_rotary_then_attention(
     q_heads, kv_heads, head_dim, block_size, splits, window, dtype, device, rng, check_close
 ):
-    case = Case(q_heads, kv_heads, head_dim, block_size, dtype, device, rng)
+    case = Case(q_heads, kv_heads, head_dim, block_size, dtype, device, rng, window=window)
     inverse = 1 / 10000 ** (torch.arange(0, head_dim, 2, device=device) / head_dim)
     cos_sin = rotary_cos_sin(inverse, 256)
     weights = torch.rand(2, head_dim, generator=rng, device=device).to(dtype)

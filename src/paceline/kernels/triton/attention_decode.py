@@ -173,7 +173,7 @@ def _decode_kernel(
         keys = key_cache + block_offsets(block, key_stride, BLOCK_SIZE, TILE) + slot
         values = value_cache + block_offsets(block, value_stride, BLOCK_SIZE, TILE) + slot
         block = tile_blocks(table, tile + TILE, high, BLOCK_SIZE, TILE)
-        # What lies past the end of a row is another row's: not even its NaN may be seen.
+        # What lies past the end of a row, or before its window, may be another row's: not even its NaN may be seen.
         mask = seen[:, None] & in_head
         k = tl.load(keys, mask=mask, other=0.0).to(compute_type)
         v = tl.load(values, mask=mask, other=0.0).to(compute_type)

@@ -20,7 +20,7 @@ from paceline.kernels.triton.rotary_cache import check_cache
 
 @triton.jit
 def _attend(acc, highest, total, q, position, low, high, key_head, value_head, table, key_stride, value_stride,
-            context, window, scale, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+            context, first, window, scale, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
             TILE_N: tl.constexpr, STAGES: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
     """Online softmax over the tiles of keys from ``low`` to ``high``, both multiples of ``TILE_N``."""
     d = tl.arange(0, D_PAD)[None, :]
@@ -32,8 +32,11 @@ def _attend(acc, highest, total, q, position, low, high, key_head, value_head, t
         values = value_head + block_offsets(block, value_stride, BLOCK_SIZE, TILE_N) + slot
         block = tile_blocks(table, tile + TILE_N, context, BLOCK_SIZE, TILE_N)
         if MASK:
-            # What lies past the end of a row is another row's: not even its NaN may be seen.
-            mask = (token < context)[:, None] & (d < D)
+            # What lies past the end of a row, or before its window, may be another row's: not even its NaN may be seen.
+            inside = token < context
+            if WINDOW:
+                inside = inside & (token >= first)
+            mask = inside[:, None] & (d < D)
             k = tl.load(keys, mask=mask, other=0.0).to(q.dtype)
             v = tl.load(values, mask=mask, other=0.0).to(q.dtype)
         elif D == D_PAD:
@@ -109,11 +112,13 @@ def _prefill_kernel(
     # Keys before `after_window` are masked by the window of some query, keys from `before_diagonal` by causality.
     earliest = computed + (m_tile * TILE_M) // GROUP
     latest = computed + tl.minimum(((m_tile + 1) * TILE_M - 1) // GROUP, length - 1)
+    first = 0
     low = 0
     after_window = 0
     high = tl.cdiv(latest + 1, TILE_N) * TILE_N
     if WINDOW:
-        low = tl.maximum(earliest - window + 1, 0) // TILE_N * TILE_N
+        first = tl.maximum(earliest - window + 1, 0)
+        low = first // TILE_N * TILE_N
         after_window = tl.minimum(tl.cdiv(tl.maximum(latest - window + 1, 0), TILE_N) * TILE_N, high)
     before_diagonal = tl.maximum((earliest + 1) // TILE_N * TILE_N, after_window)
 
@@ -126,13 +131,13 @@ def _prefill_kernel(
     if WINDOW:
         acc, highest, total = _attend(
             acc, highest, total, q, position, low, after_window, key_head, value_head, table, key_stride, value_stride,
-            context, window, scale, D, D_PAD, BLOCK_SIZE, TILE_N, STAGES, True, True)  # fmt: skip
+            context, first, window, scale, D, D_PAD, BLOCK_SIZE, TILE_N, STAGES, True, True)  # fmt: skip
     acc, highest, total = _attend(
         acc, highest, total, q, position, after_window, before_diagonal, key_head, value_head, table, key_stride,
-        value_stride, context, window, scale, D, D_PAD, BLOCK_SIZE, TILE_N, STAGES, False, False)  # fmt: skip
+        value_stride, context, first, window, scale, D, D_PAD, BLOCK_SIZE, TILE_N, STAGES, False, False)  # fmt: skip
     acc, highest, total = _attend(
         acc, highest, total, q, position, before_diagonal, high, key_head, value_head, table, key_stride, value_stride,
-        context, window, scale, D, D_PAD, BLOCK_SIZE, TILE_N, STAGES, True, WINDOW)  # fmt: skip
+        context, first, window, scale, D, D_PAD, BLOCK_SIZE, TILE_N, STAGES, True, WINDOW)  # fmt: skip
     tl.store(out + offsets, (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty), mask=mask)
 
 

@@ -1,4 +1,7 @@
 import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +113,37 @@ def test_broken_bytes_never_raise(tmp_path: Path) -> None:
     ids = tokenizer.encode("é🙂")
     assert tokenizer.decode(ids[:1]) == "\ufffd"
     assert tokenizer.decode(ids[1:]).endswith("🙂")
+
+
+def longest_stall(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that ``work`` takes in another thread, and the longest that this one could not run meanwhile."""
+    spent: list[float] = []
+
+    def timed() -> None:
+        start = time.perf_counter()
+        work()
+        spent.append(time.perf_counter() - start)
+
+    thread = threading.Thread(target=timed)
+    stall, last = 0.0, time.perf_counter()
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        stall, last = max(stall, now - last), now
+    return spent[0], stall
+
+
+def test_other_threads_run_meanwhile(tmp_path: Path) -> None:
+    """A long text in a thread must not stop the event loop of a server."""
+    save_tokenizer(tmp_path)
+    tokenizer = folder_tokenizer(tmp_path)
+    text = "".join(f"the user {number} says hello\n" for number in range(20_000))
+    ids = tokenizer.encode(text)
+    for work in (lambda: tokenizer.encode(text), lambda: tokenizer.decode(ids * 4)):
+        # The least of several: a busy machine stalls threads, too.
+        shares = [stall / spent for spent, stall in (longest_stall(work) for _ in range(5))]
+        assert min(shares) < 0.5
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:

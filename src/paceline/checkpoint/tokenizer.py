@@ -61,7 +61,8 @@ class Tokenizer:
         """
         try:
             text.encode()  # the library's own error is a TypeError that does not say where
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Only the batch calls let other threads run meanwhile; a long text would stop the server's event loop.
+            ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except UnicodeEncodeError as error:
             raise InvalidRequest(field, f"is not valid Unicode at character {error.start}") from error
         if add_special_tokens and self.adds_bos and ids[1:2] == [self.bos_id]:
@@ -70,7 +71,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Ids outside the vocabulary give no text; broken UTF-8 gives U+FFFD."""
-        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        text: str = self.backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return text
 
     def token(self, token_id: int) -> str:

@@ -115,6 +115,7 @@ def test_the_default_is_this_machine_alone() -> None:
         ("served_model_names", ("",)),
         ("max_body_bytes", 0),
         ("max_prompts", 0),
+        ("max_messages", 0),
         ("max_n", 129),
         ("max_n", 0),
         ("max_logprobs", 21),

@@ -10,6 +10,7 @@ import pytest
 from running_server import Server, Start, strict_json
 
 from fake_llm import VOCAB_SIZE
+from paceline.checkpoint.chat_template import ChatTemplate
 from paceline.server.config import ServerConfig
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -71,6 +72,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("temperature", True, "number"),
     ("top_p", 1.1, "0 to 1"),
     ("top_k", -2, "at least 0"),
+    ("top_k", 10**30, "at most 2147483647"),
     ("min_p", 2, "0 to 1"),
     ("presence_penalty", 3, "-2 to 2"),
     ("frequency_penalty", -3, "-2 to 2"),
@@ -90,6 +92,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("allowed_token_ids", [2**62], "vocabulary"),
     ("allowed_token_ids", [], "no token"),
     ("logit_bias", {str(VOCAB_SIZE): 1}, "vocabulary"),
+    ("logit_bias", {"5": -100, "005": 100}, "twice"),
     ("logit_bias", {"1": 101}, "-100 to 100"),
     ("logit_bias", {"x": 1}, "token ids"),
     ("logit_bias", {"²": 1}, "token ids"),
@@ -178,6 +181,41 @@ async def test_bad_messages(server: Server) -> None:
     for messages, param in BAD_MESSAGES:
         await server.refused(CHAT, {"messages": messages}, param=param)
     await server.idle()
+
+
+async def test_long_lists_are_refused_at_once(start: Start) -> None:
+    """One request must not hold up all others: what is long is refused before it is looked at."""
+    server = await start(ServerConfig(max_messages=4))
+    empty, part = {"role": "user", "content": ""}, {"type": "text", "text": "x"}
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
+    await server.ok(CHAT, messages=turns, max_tokens=1)
+    await server.ok(CHAT, messages=[{"role": "user", "content": [part] * 4}], max_tokens=1)
+    many_parts = [{**turn, "content": [part] * 2} for turn in turns]
+    for path in (CHAT, "/tokenize"):
+        for messages in ([empty] * 5, [empty] * 100_000, many_parts, [{"role": "user", "content": [part] * 50_000}]):
+            assert "most is 4" in await server.refused(path, {"messages": messages}, param="messages")
+        for key in ("role", "name", "tool_call_id"):
+            messages = [{**HELLO[0], key: "r" * 257}]
+            assert "256" in await server.refused(path, {"messages": messages}, param=f"messages.0.{key}")
+    for path, good in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "x"})):
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            message = await server.refused(path, {**good, name: [1] * (VOCAB_SIZE + 1)}, param=name)
+            assert "more than the vocabulary" in message
+        biases = {str(token): 1 for token in range(1025)}
+        message = await server.refused(path, {**good, "logit_bias": biases}, param="logit_bias")
+        assert message == "logit_bias: has 1025 entries; the most is 1024"
+    assert "300000 ids" in await server.refused(COMPLETIONS, {"prompt": [1] * 300_000}, param="prompt")
+    assert "257 ids" in await server.refused("/detokenize", {"tokens": [1] * 257}, param="tokens")
+    await server.idle()
+
+
+async def test_what_a_template_makes_long_is_not_tokenised(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await start()
+    template = ChatTemplate("{% for m in messages %}{{ m.content * 1000 }}{% endfor %}")
+    monkeypatch.setattr(server.service._encoder, "_template", template)
+    for path in (CHAT, "/tokenize"):
+        message = await server.refused(path, {"messages": [{"role": "user", "content": "x" * 100}]}, param="messages")
+        assert message.startswith("messages: the prompt has 100000 characters, more than")
 
 
 async def test_fields_that_do_not_fit_together(server: Server) -> None:

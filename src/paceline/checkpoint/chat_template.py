@@ -211,8 +211,10 @@ def chat_prompt(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    max_chars: int = MAX_RENDERED,
 ) -> list[int]:
-    """Token ids of a conversation (arguments as in ``ChatTemplate.render``).
+    """Token ids of a conversation (arguments as in ``ChatTemplate.render``). A prompt of more than ``max_chars``
+    characters is refused before it is tokenised: InvalidRequest, field ``messages``.
 
     The template's special tokens are the prompt's; what the tokenizer would add around a plain text is not added,
     except that a tokenizer that starts every text with a BOS gives one here too when the template writes none.
@@ -224,6 +226,8 @@ def chat_prompt(
         tools=tools,
         kwargs=kwargs,
     )
+    if len(text) > max_chars:
+        raise InvalidRequest("messages", f"the prompt has {len(text)} characters, more than {max_chars}")
     ids = tokenizer.encode(text, add_special_tokens=False, field="messages")
     if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)

@@ -2,14 +2,15 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from paceline.server.errors import invalid
 
 Strings = Annotated[
     Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 ]
-Ids = list[int]
+Ids = Annotated[list[int], Field(fail_fast=True)]
 Prompts = Annotated[
     Any,
     WithJsonSchema(
@@ -24,6 +25,18 @@ Prompts = Annotated[
     ),
 ]
 Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}})]
+
+MAX_BIASES = 1024
+
+
+def _bounded_biases(value: Any) -> Any:
+    # Before pydantic looks at the entries: it would list every bad one.
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError(
+            "too_long", "has {count} entries; the most is {most}", {"count": len(value), "most": MAX_BIASES}
+        )
+    return value
+
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -108,7 +121,7 @@ class SamplingFields(Fields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_bounded_biases)] = None
     allowed_token_ids: Ids | None = None
     seed: int | None = None
     stop: Strings = None

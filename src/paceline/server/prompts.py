@@ -17,6 +17,8 @@ from paceline.server.errors import busy, invalid
 T = TypeVar("T")
 
 MESSAGE_KEYS = {"role", "content", "name", "tool_call_id"}
+MAX_NAME_CHARS = 256
+"""Of ``role``, ``name`` and ``tool_call_id``."""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,11 @@ class PromptEncoder:
             checked = []
             for prompt in prompts:
                 text = prompt if isinstance(prompt, str) else None
-                ids = self._encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+                if isinstance(prompt, str):
+                    ids = self._encode(prompt, add_special_tokens)
+                else:
+                    self._check_ids("prompt", prompt)
+                    ids = prompt
                 self._limits.check(ids, params)
                 if need_text and text is None:
                     text = self._tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
@@ -105,6 +111,7 @@ class PromptEncoder:
         """All of ``ids`` as text, special tokens included. Raises InvalidRequest for an id outside the vocabulary."""
 
         def work() -> str:
+            self._check_ids("tokens", ids)
             for token in ids:
                 if not 0 <= token < self._limits.vocab_size:
                     top = self._limits.vocab_size - 1
@@ -113,6 +120,10 @@ class PromptEncoder:
 
         return await self._run(work)
 
+    async def names(self, ids: list[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return await self._run(lambda: [self._tokenizer.token(token) for token in ids])
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         self._check_chars("prompt", len(text))
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -120,7 +131,7 @@ class PromptEncoder:
     def _chat_ids(self, conversation: Conversation) -> list[int]:
         if self._template is None:
             raise InvalidRequest("messages", "the model has no chat template; use /v1/completions")
-        self._check_chars("messages", sum(len(str(m.get("content") or "")) for m in conversation.messages))
+        self._check_chars("messages", sum(_chars(message["content"]) for message in conversation.messages))
         return chat_prompt(
             self._tokenizer,
             self._template,
@@ -128,6 +139,7 @@ class PromptEncoder:
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             kwargs=conversation.template_kwargs,
+            max_chars=self._max_chars,
         )
 
     def _check_chars(self, field: str, chars: int) -> None:
@@ -136,6 +148,11 @@ class PromptEncoder:
             raise InvalidRequest(
                 field, f"{chars} characters cannot fit the context of {self._limits.max_model_len} tokens"
             )
+
+    def _check_ids(self, field: str, ids: list[Any]) -> None:
+        """Refuses what cannot fit before any of it is looked at."""
+        if len(ids) > self._limits.max_model_len:
+            raise InvalidRequest(field, f"{len(ids)} ids exceed the context of {self._limits.max_model_len}")
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._pending >= self._max_pending:
@@ -167,10 +184,18 @@ def parse_conversation(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     template_kwargs: dict[str, Any] | None,
+    max_messages: int,
 ) -> Conversation:
-    """Raises a 400 that names the message and key at fault."""
+    """Raises a 400 that names the message and key at fault, or the limit: ``max_messages`` bounds the messages, and the
+    parts of all their contents."""
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "must be a list of at least one message")
+    if len(messages) > max_messages:
+        raise invalid("messages", f"has {len(messages)} messages; the most is {max_messages}")
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > max_messages:
+        raise invalid("messages", f"has {parts} content parts; the most is {max_messages}")
     if continue_final_message and add_generation_prompt:
         raise invalid("continue_final_message", "cannot go with add_generation_prompt=true")
     return Conversation(
@@ -191,6 +216,8 @@ def _message(path: str, message: Any) -> dict[str, Any]:
             raise invalid(f"{path}.{key}", "is not supported by this server")
         if key != "content" and not isinstance(message[key], str):
             raise invalid(f"{path}.{key}", "must be a string")
+        if key != "content" and len(message[key]) > MAX_NAME_CHARS:
+            raise invalid(f"{path}.{key}", f"must have at most {MAX_NAME_CHARS} characters")
     if not message.get("role"):
         raise invalid(f"{path}.role", "is missing")
     content = message.get("content")
@@ -200,6 +227,10 @@ def _message(path: str, message: Any) -> dict[str, Any]:
     elif not isinstance(content, str):
         raise invalid(f"{path}.content", "must be a string or a list of text parts")
     return message
+
+
+def _chars(content: str | list[dict[str, Any]]) -> int:
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 def _check_part(path: str, part: Any) -> None:

@@ -10,6 +10,7 @@ from paceline.server.fields import ChatFields, CompletionFields, SamplingFields
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SALT_CHARS = 256
+MAX_TOP_K = 2**31 - 1
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; chat has none."""
 
@@ -64,6 +65,8 @@ def _values(fields: SamplingFields, defaults: Mapping[str, Any], config: ServerC
     if fields.top_k == -1:
         # What vLLM's clients send for "off".
         values["top_k"] = 0
+    elif fields.top_k is not None and fields.top_k > MAX_TOP_K:
+        raise invalid("top_k", f"must be at most {MAX_TOP_K}, not {fields.top_k}")
     if fields.n is not None and fields.n > config.max_n:
         raise invalid("n", f"must be at most {config.max_n}, not {fields.n}")
     if fields.prompt_logprobs is not None:
@@ -93,7 +96,10 @@ def _stop(value: Any) -> tuple[str, ...]:
 def _logit_bias(value: dict[str, float]) -> dict[int, float]:
     if not all(token.isascii() and token.isdecimal() and len(token) < 20 for token in value):
         raise invalid("logit_bias", "its keys must be token ids")
-    return {int(token): bias for token, bias in value.items()}
+    biases = {int(token): bias for token, bias in value.items()}
+    if len(biases) < len(value):
+        raise invalid("logit_bias", "names a token id twice")
+    return biases
 
 
 def _check_logprobs(name: str, count: int, config: ServerConfig) -> None:

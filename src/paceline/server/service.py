@@ -97,8 +97,10 @@ class Service:
 
     async def tokenize(self, fields: TokenizeFields) -> dict[str, Any]:
         self.check_model(fields.model)
-        if (fields.prompt is None) == (fields.messages is None):
-            raise invalid("prompt", "give either prompt or messages")
+        if fields.prompt is not None and fields.messages is not None:
+            raise invalid("messages", "cannot go with prompt")
+        if fields.prompt is None and fields.messages is None:
+            raise invalid("prompt", "is missing, and so is messages; one of them is needed")
         if fields.prompt is not None:
             ids = await self._encoder.encode(fields.prompt, fields.add_special_tokens is not False)
         elif fields.add_special_tokens is not None:
@@ -107,7 +109,7 @@ class Service:
             ids = await self._encoder.encode_chat(self._conversation(fields))
         result: dict[str, Any] = {"count": len(ids), "max_model_len": self.llm.limits.max_model_len, "tokens": ids}
         if fields.return_token_strs:
-            result["token_strs"] = [self.llm.tokenizer.token(token) for token in ids]
+            result["token_strs"] = await self._encoder.names(ids)
         return result
 
     async def detokenize(self, fields: DetokenizeFields) -> dict[str, Any]:
@@ -146,6 +148,10 @@ class Service:
             raise self.trouble
         self.check_model(fields.model)
         check_routing(fields)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            count, size = len(getattr(fields, name) or ()), self.llm.limits.vocab_size
+            if count > size:
+                raise invalid(name, f"has {count} ids, more than the vocabulary, {size}")
 
     def _name(self, asked: str | None) -> str:
         return asked or self.names[0]
@@ -156,6 +162,7 @@ class Service:
             fields.add_generation_prompt,
             fields.continue_final_message,
             fields.chat_template_kwargs,
+            self.config.max_messages,
         )
 
     def _generate(

@@ -1,5 +1,7 @@
 """From configs to specs: what is read, and what is refused."""
 
+import math
+
 import pytest
 
 from paceline.checkpoint.error import CheckpointError
@@ -75,6 +77,26 @@ def test_qwen_windows(architecture):
         ("LlamaForCausalLM", {"head_dim": 15}, "head_dim must be even"),
         ("LlamaForCausalLM", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ("LlamaForCausalLM", {"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a number"),
+        ("LlamaForCausalLM", {"rms_norm_eps": math.nan}, "rms_norm_eps must be above 0"),
+        ("LlamaForCausalLM", {"rms_norm_eps": 0}, "rms_norm_eps must be above 0"),
+        ("LlamaForCausalLM", {"rope_theta": 0}, "rope_theta must be above 1"),
+        ("LlamaForCausalLM", {"rope_theta": -5.0}, "rope_theta must be above 1"),
+        ("LlamaForCausalLM", {"rope_theta": math.nan}, "rope_theta must be above 1"),
+        ("LlamaForCausalLM", {"rope_theta": math.inf}, "rope_theta must be above 1"),
+        ("LlamaForCausalLM", {"rope_theta": 10**400}, "rope_theta must be above 1"),
+        ("LlamaForCausalLM", {"rope_theta": [1]}, "rope_theta must be a number"),
+        ("LlamaForCausalLM", {"architectures": 5}, "architectures must be a list of strings"),
+        ("LlamaForCausalLM", {"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings"),
+        ("LlamaForCausalLM", {"architectures": [["x"]]}, "architectures must be a list of strings"),
+        ("LlamaForCausalLM", {"architectures": None, "model_type": ["llama"]}, "model_type must be a string"),
+        ("LlamaForCausalLM", {"hidden_size": 10**30}, "hidden_size must be a whole number"),
+        ("Qwen2ForCausalLM", {"layer_types": 5}, "layer_types must be a list of strings"),
+        ("Qwen2ForCausalLM", {"layer_types": [["x"]] * 4}, "layer_types must be a list of strings"),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "max_window_layers": "x"},
+            "max_window_layers must be a whole",
+        ),
         ("MistralForCausalLM", {"attention_bias": True}, "attention_bias=True"),
         ("MistralForCausalLM", {"layer_types": ["full_attention"] * 4}, "layer_types"),
         ("Qwen2ForCausalLM", {"attention_bias": False}, "attention_bias=False"),

@@ -1,5 +1,7 @@
 """Rope scaling: tables equal transformers, limits follow from the kind, unknown things are errors."""
 
+import math
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -97,6 +99,16 @@ def test_original_length_beside_the_rope_fields_goes_first():
         ({"rope_type": "yarn", "factor": 2.0, "long_factor": [1.0]}, "long_factor"),
         ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"factor": 2.0}, "factor"),
+        ({"rope_type": ["x"]}, "rope_type must be a string"),
+        ({"type": 5}, "type must be a string"),
+        ({"rope_type": "linear", "factor": math.nan}, "factor must be above 0"),
+        ({"rope_type": "linear", "factor": math.inf}, "factor must be above 0"),
+        ({"rope_type": "llama3", "factor": 8.0, **LLAMA3, "low_freq_factor": -1.0}, "low_freq_factor must be above 0"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": math.nan}, "beta_fast must be above 0"),
+        ({"rope_type": "yarn", "factor": 2.0, "mscale": -10.0, "mscale_all_dim": 1.0}, "mscale must be above 0"),
+        ({"rope_type": "yarn", "factor": 2.0, "truncate": "no"}, "truncate must be true or false"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": math.nan}, "original_max_position"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0.5}, "original_max_position"),
         ("linear", "must be an object or null"),
     ],
 )

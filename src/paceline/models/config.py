@@ -1,5 +1,6 @@
 """Reading a Hugging Face config with checks, so that no field is taken for something it is not."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that change the result and that the decoder does not compute, with the values that change nothing. A field
 that is missing or null changes nothing either."""
 
+MAX_SIZE = 2**31 - 1
+MAX_NUMBER = 1e30
+"""Beyond every constant of a model; products of two still fit a float."""
+
 
 class UnsupportedModel(CheckpointError):
     """The config asks for an architecture or a feature that is not supported, or contradicts itself."""
@@ -52,9 +57,7 @@ class Config:
         value = self.value(name, default)
         if value is None:
             raise UnsupportedModel(f"config.json of this {self.architecture} lacks {name}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnsupportedModel(f"{name} must be a whole number above 0, not {value!r}")
-        return value
+        return whole(name, value, 1)
 
     def optional_size(self, name: str, default: int) -> int | None:
         """A whole number above 0, None where the field is null, ``default`` where it is missing."""
@@ -66,8 +69,21 @@ class Config:
             raise UnsupportedModel(f"{name} must be true or false, not {value!r}")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        return number(name, self.value(name, default))
+    def names(self, name: str) -> list[str] | None:
+        """A list of strings; None where the field is missing or null."""
+        value = self.value(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise UnsupportedModel(f"{name} must be a list of strings, not {value!r}")
+        return value
+
+    def text(self, name: str) -> str | None:
+        value = self.value(name)
+        if value is not None and not isinstance(value, str):
+            raise UnsupportedModel(f"{name} must be a string, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float, *, above: float, below: float = math.inf) -> float:
+        return number(name, self.value(name, default), above=above, below=below)
 
     def require(self, name: str, values: Sequence[Any]) -> None:
         """Raises unless the field is missing, null or one of ``values``."""
@@ -84,8 +100,17 @@ class Config:
             self.require(name, values)
 
 
-def number(name: str, value: Any) -> float:
-    """``value`` as a float; raises UnsupportedModel when it is not a number."""
+def whole(name: str, value: Any, low: int) -> int:
+    """``value``; raises UnsupportedModel when it is not a whole number from ``low`` to ``MAX_SIZE``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_SIZE:
+        raise UnsupportedModel(f"{name} must be a whole number above {low - 1}, at most {MAX_SIZE}, not {value!r}")
+    return value
+
+
+def number(name: str, value: Any, *, above: float = -math.inf, below: float = math.inf) -> float:
+    """``value`` as a float; raises UnsupportedModel when it is not a number strictly between the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedModel(f"{name} must be a number, not {value!r}")
+    if not above < value < below or abs(value) > MAX_NUMBER:
+        raise UnsupportedModel(f"{name} must be above {above:g} and below {min(below, MAX_NUMBER):g}, not {value!r}")
     return float(value)

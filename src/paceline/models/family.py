@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.models.config import Config, UnsupportedModel
+from paceline.models.config import Config, UnsupportedModel, whole
 from paceline.models.rope import rope_spec
 from paceline.models.spec import DecoderSpec, LayerSpec
 
@@ -45,7 +45,7 @@ def build_spec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_eps=config.number("rms_norm_eps", 1e-6, above=0.0, below=1.0),
         rope=rope,
         max_position=max_position,
         layers=tuple(LayerSpec(groups.index(window)) for window in windows),
@@ -62,9 +62,9 @@ def qwen_windows(config: Config) -> list[int | None]:
     """Windows of Qwen 2 and 3: ``layer_types`` where given, else the layers from ``max_window_layers`` on slide."""
     layers = config.size("num_hidden_layers")
     window = config.optional_size("sliding_window", 4096) if config.flag("use_sliding_window") else None
-    types = config.value("layer_types")
+    types = config.names("layer_types")
     if types is None:
-        first = config.value("max_window_layers", 28)
+        first = whole("max_window_layers", config.value("max_window_layers", 28), 0)
         types = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(layers)]
     return layer_windows(types, layers, window)
 

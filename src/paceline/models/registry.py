@@ -31,9 +31,11 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
     Raises:
         UnsupportedModel: an architecture or a feature that is not supported; the message says what is.
     """
-    architectures = config.get("architectures") or [MODEL_TYPES.get(config.get("model_type", ""))]
+    fields = Config(config, "model")
+    model_type = fields.text("model_type") or ""
+    architectures = fields.names("architectures") or [MODEL_TYPES.get(model_type, "")]
     for name in architectures:
         if name in FAMILIES:
             return FAMILIES[name](Config(config, name))
-    named = ", ".join(str(name) for name in architectures if name) or config.get("model_type") or "none named"
+    named = ", ".join(filter(None, architectures)) or model_type or "none named"
     raise UnsupportedModel(f"architecture {named} is not supported; these are: {', '.join(FAMILIES)}")

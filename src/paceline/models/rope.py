@@ -46,12 +46,14 @@ def rope_spec(config: Config) -> tuple[RopeSpec, int]:
     kind = _kind(scaling)
     _check_fields(kind, scaling)
     max_position = config.size("max_position_embeddings")
-    theta = number("rope_theta", scaling.get("rope_theta", config.value("rope_theta", 10000.0)))
+    theta = number("rope_theta", scaling.get("rope_theta", config.value("rope_theta", 10000.0)), above=1.0)
     if kind == "default":
         return RopeSpec(theta=theta), max_position
     # A length beside the rope fields goes before the one among them, as in transformers.
     original = config.value("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
-    original = int(number("original_max_position_embeddings", max_position if original is None else original))
+    original = int(
+        number("original_max_position_embeddings", max_position if original is None else original, above=0.0)
+    )
     if original < 1:
         raise UnsupportedModel(f"original_max_position_embeddings must be above 0, not {original}")
     if kind == "yarn" and "factor" not in scaling:
@@ -79,9 +81,9 @@ def rope_spec(config: Config) -> tuple[RopeSpec, int]:
         kind=kind,
         factor=factor,
         original_max_position=original,
-        beta_fast=number("beta_fast", scaling.get("beta_fast") or 32.0),
-        beta_slow=number("beta_slow", scaling.get("beta_slow") or 1.0),
-        truncate=bool(scaling.get("truncate", True)),
+        beta_fast=number("beta_fast", scaling.get("beta_fast") or 32.0, above=0.0),
+        beta_slow=number("beta_slow", scaling.get("beta_slow") or 1.0, above=0.0),
+        truncate=Config(scaling, config.architecture).flag("truncate", True),
         attention_factor=_yarn_attention_factor(factor, scaling),
     )
     return yarn, int(original * factor)
@@ -118,7 +120,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _kind(scaling: dict[str, Any]) -> RopeKind:
-    names = {scaling[key] for key in ("rope_type", "type") if key in scaling} or {"default"}
+    fields = Config(scaling, "rope scaling")
+    names = {name for key in ("rope_type", "type") if (name := fields.text(key)) is not None} or {"default"}
     if len(names) > 1:
         raise UnsupportedModel(f"rope scaling: type {scaling['type']!r} contradicts rope_type {scaling['rope_type']!r}")
     kind = names.pop()
@@ -140,18 +143,19 @@ def _check_fields(kind: RopeKind, scaling: dict[str, Any]) -> None:
 def _need(kind: RopeKind, scaling: dict[str, Any], name: str) -> float:
     if name not in scaling:
         raise UnsupportedModel(f"rope scaling of type {kind!r} lacks {name}")
-    return number(name, scaling[name])
+    return number(name, scaling[name], above=0.0)
 
 
 def _yarn_attention_factor(factor: float, scaling: dict[str, Any]) -> float:
     if "attention_factor" in scaling:
-        return number("attention_factor", scaling["attention_factor"])
+        return number("attention_factor", scaling["attention_factor"], above=0.0)
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0
 
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return mscale(number("mscale", scaling["mscale"])) / mscale(number("mscale_all_dim", scaling["mscale_all_dim"]))
+        part, whole = (number(name, scaling[name], above=0.0) for name in ("mscale", "mscale_all_dim"))
+        return mscale(part) / mscale(whole)
     return mscale(1.0)
 
 

@@ -1,5 +1,6 @@
 """The CPU runner, driven by hand-written steps, against transformers on the same weights."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from driver import BLOCK_SIZE, Driver, own_blocks, tiny_runner
 from transformers import PreTrainedModel
 
+from paceline.engine.config import InvalidConfig
 from paceline.kernels.ranking import ranked
 from paceline.runner.cpu import LOGPROB_ROWS, CPURunner
 from tiny_models import make_tiny, tiny_tokenizer
@@ -63,6 +65,13 @@ def reference_logprobs(model: PreTrainedModel, tokens: list[int]) -> torch.Tenso
     """``[len(tokens), vocab]``: row p predicts token p + 1."""
     with torch.inference_mode():
         return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+
+
+def test_more_threads_than_the_machine_can_run(models):
+    cores = os.cpu_count() or 1
+    tiny_runner(models["llama"][0], threads=4 * cores).close()
+    with pytest.raises(InvalidConfig, match=r"^threads: "):
+        tiny_runner(models["llama"][0], threads=4 * cores + 1)
 
 
 # Equality with transformers
@@ -199,7 +208,7 @@ def test_resuming_changes_nothing(runner, fields):
         assert [entry.logprob for entry in pieces] == pytest.approx(
             [entry.logprob for entry in whole.logprobs[0]], abs=1e-4
         )
-    assert runner._counts.slots_held == 0
+    assert not runner._slots
 
 
 def test_neighbours_change_nothing(runner):

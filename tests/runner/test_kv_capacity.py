@@ -16,7 +16,7 @@ def config(**fields) -> EngineConfig:
 
 
 def test_share_of_free_memory():
-    capacity = kv_capacity(config(kv_cache_share=0.5, max_num_seqs=1000), LAYOUT, 100, 2 * 60 * BLOCK)
+    capacity = kv_capacity(config(kv_cache_share=0.5, max_num_seqs=10), LAYOUT, 100, 2 * 60 * BLOCK)
     assert (capacity.num_blocks, capacity.max_model_len, capacity.bytes) == (60, 100, 60 * BLOCK)
 
 
@@ -57,3 +57,11 @@ def test_more_than_is_free_is_warned_about(caplog):
     with caplog.at_level(logging.WARNING):
         kv_capacity(config(kv_cache_bytes=100 * BLOCK), LAYOUT, 8, 50 * BLOCK)
     assert "kv_cache_bytes" in caplog.text
+
+
+def test_tables_of_all_sequences_must_fit():
+    tables = 8 * 2 * 40_000 * (101 + 2 * 26)  # rows; tokens, and entries of two block tables
+    wanted = config(max_num_seqs=40_000, max_model_len=100, kv_cache_bytes=60 * BLOCK)
+    assert kv_capacity(wanted, LAYOUT, 100, tables).num_blocks == 60
+    with pytest.raises(ValueError, match=r"^max_num_seqs=40000 .* lower max_num_seqs"):
+        kv_capacity(wanted, LAYOUT, 100, tables - 1)

@@ -1,11 +1,24 @@
 """Every knob of the engine, in one place."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
 
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
+_AT_LEAST_1 = {
+    "threads": 2**31 - 1,
+    "block_size": 2**31 - 1,
+    "max_num_batched_tokens": 2**31 - 1,
+    "max_num_seqs": 65_536,
+    "max_model_len": 2**31 - 1,
+    "kv_cache_bytes": 2**63 - 1,
+    "depth": 1024,
+}
+"""The most of each whole number."""
 
 
 class InvalidConfig(ValueError):
@@ -17,7 +30,7 @@ class EngineConfig:
     """How to load a model and run it. Plain data, so that it can be sent to the engine process.
 
     Raises:
-        InvalidConfig: a value is out of range.
+        InvalidConfig: a value is of the wrong type or out of range.
     """
 
     model: str
@@ -47,15 +60,14 @@ class EngineConfig:
     """Steps in flight. None: 1 on a CPU."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("load_format", LoadFormat), ("device", Device), ("dtype", DType)):
-            if (value := getattr(self, name)) not in get_args(choices):
-                raise InvalidConfig(f"{name}: must be one of {', '.join(get_args(choices))}, not {value!r}")
-        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name}: must be at least 1, not {getattr(self, name)}")
-        for name in ("threads", "max_model_len", "kv_cache_bytes", "depth"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise InvalidConfig(f"{name}: must be at least 1, not {getattr(self, name)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not _fits(value, field.type):
+                raise InvalidConfig(f"{field.name}: must be {_named(field.type)}, not {value!r}")
+        for name, most in _AT_LEAST_1.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise InvalidConfig(f"{name}: must be at least 1 and at most {most}, not {value}")
         if not 0 < self.kv_cache_share <= 1:
             raise InvalidConfig(f"kv_cache_share: must be more than 0 and at most 1, not {self.kv_cache_share}")
 
@@ -64,3 +76,22 @@ class EngineConfig:
         """Row ids are below this. More than ``max_num_seqs``, because a row that was given up is not reused until the
         step that says so is committed."""
         return 2 * self.max_num_seqs
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a field's type; a whole number is a float too, a bool is no number."""
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(_fits(value, choice) for choice in get_args(kind))
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _named(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if isinstance(kind, UnionType):
+        return " or ".join(_WORDS[choice] for choice in get_args(kind))
+    return _WORDS[kind]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.checkpoint import Checkpoint
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import EngineConfig, InvalidConfig
 from paceline.engine.limits import Limits
 from paceline.engine.step import KVGroup, Step, StepResult
 from paceline.kernels.logprobs import token_logprobs
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 LOGPROB_ROWS = 64
 """Prompt positions whose logits exist at the same time."""
+
+THREADS_PER_CORE = 4
+"""Far more than help; thousands would end the process."""
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token may be sampled: none of the allowed ids is in the tokenizer's vocabulary"
@@ -62,8 +65,10 @@ class CPURunner:
 
         Raises:
             CheckpointError: the checkpoint is broken or not supported.
-            InvalidConfig: the KV cache is too small for ``max_model_len``.
+            InvalidConfig: the KV cache is too small for ``max_model_len``, or the machine for ``threads`` or
+                ``max_num_seqs``.
         """
+        threads = _threads(config)
         self.spec = decoder_spec(checkpoint.config)
         dtype = getattr(torch, config.dtype if config.dtype != "auto" else checkpoint.dtype or "float32")
         self._vocab_limit = min(self.spec.vocab_size, checkpoint.tokenizer().vocab_size)
@@ -81,7 +86,6 @@ class CPURunner:
         self._slots: dict[int, int] = {}  # penalised row -> slot in _counts
         self._sampling: tuple[Ints, SamplingBatch] | None = None  # what was built last, and for which rows
         self._broken: BaseException | None = None
-        threads = config.threads or len(os.sched_getaffinity(0))
         self._worker = ThreadPoolExecutor(1, "paceline-runner", torch.set_num_threads, (threads,))
         weights = sum(weight.nbytes for weight in self._decoder.parameters())
         log.info(
@@ -224,3 +228,10 @@ class CPURunner:
         lists = logprob_lists(logprobs, [top for _, top in asked])
         for index, entry in zip(chosen, lists, strict=True):
             result.logprobs[result.rows[index]] = [entry]
+
+
+def _threads(config: EngineConfig) -> int:
+    cores = os.cpu_count() or 1
+    if config.threads is not None and config.threads > THREADS_PER_CORE * cores:
+        raise InvalidConfig(f"threads: {config.threads} are more than {THREADS_PER_CORE} for each of {cores} cores")
+    return config.threads or len(os.sched_getaffinity(0))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from paceline.engine.config import EngineConfig, InvalidConfig
 from paceline.layers.kv_cache import KVLayout
+from paceline.runner.rows import table_bytes
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ def kv_capacity(config: EngineConfig, layout: KVLayout, max_position: int, avail
         available: bytes of memory that are free.
 
     Raises:
-        InvalidConfig: ``max_model_len`` was asked for and does not fit, or not even one block does.
+        InvalidConfig: ``max_model_len`` was asked for and does not fit, or not even one block does; or the tables of
+            ``max_num_seqs`` sequences do not.
     """
     length = config.max_model_len or max_position
     if length > max_position:
@@ -65,4 +67,11 @@ def kv_capacity(config: EngineConfig, layout: KVLayout, max_position: int, avail
             needed / MIB,
         )
         length = capacity
+    tables = table_bytes(config.max_rows, length, layout.block_size, layout.num_groups)
+    free = available if config.kv_cache_bytes is not None else available - num_blocks * block_bytes
+    if tables > free:
+        raise InvalidConfig(
+            f"max_num_seqs={config.max_num_seqs} sequences of {length} tokens take {tables / MIB:,.1f} MiB for their "
+            f"tokens and block tables, and {free / MIB:,.1f} MiB are free: lower max_num_seqs or max_model_len"
+        )
     return KVCapacity(num_blocks, length, num_blocks * block_bytes)

@@ -11,6 +11,12 @@ from paceline.engine.step import RowStart, Step
 Ints = NDArray[np.int64]
 
 
+def table_bytes(max_rows: int, max_model_len: int, block_size: int, num_groups: int) -> int:
+    """Memory that `Rows` takes when every row is full."""
+    max_len = max_model_len + 1
+    return 8 * max_rows * (max_len + num_groups * -(-max_len // block_size))
+
+
 @dataclass(frozen=True, slots=True)
 class Chunks:
     """What each row computes in one step. ``n`` rows, T tokens, row after row; rows that rest are left out."""

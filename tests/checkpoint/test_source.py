@@ -34,10 +34,18 @@ def test_folders_and_files(tmp_path: Path) -> None:
         locate(str(tmp_path / "config.json"))
 
 
-@pytest.mark.parametrize("model", ["", "smollm", "/no/such/folder", "no/such/file.gguf", "a/b/c", "./here"])
+@pytest.mark.parametrize("model", ["", " "])
+def test_no_model_given(model: str) -> None:
+    with pytest.raises(CheckpointError, match="no model was given"):
+        locate(model)
+
+
+@pytest.mark.parametrize("model", ["smollm", "/no/such/folder", "no/such/file.gguf", "a/b/c", "./here"])
 def test_nothing_there(model: str) -> None:
     with pytest.raises(CheckpointError):
-        locate(model) if model else open_checkpoint(Path("/no/such/folder"))
+        locate(model)
+    with pytest.raises(CheckpointError):
+        open_checkpoint(Path("/no/such/folder"))
 
 
 def test_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,11 @@ def locate(model: str) -> Path:
     Raises:
         CheckpointError: nothing usable there; says what to do.
     """
+    if not model.strip():
+        raise CheckpointError(
+            "no model was given: give a folder, a .gguf file, a hub id (ORG/NAME), "
+            f"or one of the aliases {', '.join(ALIASES)}"
+        )
     if model in ALIASES:
         return _packaged(model, ALIASES[model])
     path = Path(model).expanduser()

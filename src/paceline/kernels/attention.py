@@ -14,7 +14,8 @@ def paged_attention(
     block_size: int,
     window: int | None,
 ) -> Tensor:
-    """Causal softmax attention, one token and one key at a time, in float32.
+    """Causal softmax attention, one token and one key at a time, in float32. Slow: tests compare the fast ones
+    with it, and nothing else calls it.
 
     Args:
         query: ``[T, heads, head_dim]``; row r has tokens ``query_start[r]`` to ``query_start[r + 1]``.

@@ -54,10 +54,6 @@ class TokenCounts:
         self.output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._free: list[int] = []
 
-    @property
-    def slots_held(self) -> int:
-        return len(self.output) - len(self._free)
-
     def acquire(self, tokens: Sequence[int], prompt_len: int) -> int:
         """A slot that has seen ``tokens``, of which the first ``prompt_len`` are the prompt."""
         if not self._free:

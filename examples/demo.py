@@ -37,9 +37,9 @@ REQUEST_S = 600.0
 
 DEFINITIONS = """\
 All requests are sent at the same time; times are the client's.
-TTFT: from the scheduled send to the first delta with text.
+TTFT: from the scheduled send to the first delta that carries a token, which may have no text yet.
 TPOT: (last token - first token) / (tokens - 1) of a request, tokens from the server's usage; none for one token.
-Throughput: output tokens of completed requests / (last completion - first scheduled send)."""
+Throughput: output tokens of completed requests / (last token - first scheduled send)."""
 
 console = Console()
 
@@ -107,14 +107,13 @@ async def measure(http: aiohttp.ClientSession, model: str, prompt: str, schedule
     sample = Sample(scheduled)
     try:
         async for event in chat(http, model, prompt, max_tokens=MAX_TOKENS):
-            if sample.first is None and text_of(event):
-                sample.first = time.perf_counter()
-            if event["choices"]:
+            if any(choice["token_ids"] for choice in event["choices"]):
                 sample.last = time.perf_counter()
+                sample.first = sample.first or sample.last
             if event.get("usage"):
                 sample.tokens = event["usage"]["completion_tokens"]
         if sample.first is None:
-            raise Failed("the answer has no text")
+            raise Failed("the answer has no token")
     except (Failed, aiohttp.ClientError, TimeoutError) as error:
         sample.error = str(error) or type(error).__name__
     return sample
@@ -129,6 +128,7 @@ async def chat(http: aiohttp.ClientSession, model: str, prompt: str, max_tokens:
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_token_ids": True,
     }
     async with http.post("/v1/chat/completions", json=body) as response:
         if response.status != 200:

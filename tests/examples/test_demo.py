@@ -18,8 +18,8 @@ Line = float | bytes | dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 
 
-def say(text: str, **more: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": {"content": text, **more}}]}
+def say(text: str, tokens: int = 1, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text, **more}, "token_ids": [7] * tokens}]}
 
 
 def usage(tokens: int) -> dict[str, Any]:
@@ -67,9 +67,21 @@ async def measure(client: aiohttp.ClientSession, late: float = 0.0) -> Any:
 
 
 async def test_times_are_those_of_the_script(serve: Serve) -> None:
-    """Public failure 97, public failure 100: a role is no token; TPOT is (last - first) / (n - 1) of a request."""
+    """Public failure 97, public failure 100: a role is no token, a token without text is one; TPOT is
+    (last - first) / (n - 1) of a request, where what follows the last token does not count."""
     client = await serve(
-        say("", role="assistant"), 0.2, say("a"), 0.1, say("b"), 0.1, say("c"), say("d"), usage(5), DONE
+        say("", 0, role="assistant"),
+        0.2,
+        say(""),
+        0.1,
+        say("ab"),
+        0.1,
+        say("c"),
+        say("d", 2),
+        0.1,
+        say("", 0),
+        usage(5),
+        DONE,
     )
     sample = await measure(client, late=0.1)
     assert sample.error == ""
@@ -91,7 +103,7 @@ async def test_one_token_has_no_tpot(serve: Serve) -> None:
     [
         ([say("a"), {"error": {"message": "died"}}, DONE], 200, "error event: {'message': 'died'}"),
         ([say("a"), usage(1)], 200, "the stream ended early"),
-        ([say(""), usage(1), DONE], 200, "the answer has no text"),
+        ([say("", 0), usage(0), DONE], 200, "the answer has no token"),
         ([b'{"error": {"message": "full"}}'], 429, 'HTTP 429: {"error": {"message": "full"}}'),
     ],
 )

@@ -261,7 +261,7 @@ async def test_tokenize_refuses(server: Server) -> None:
     for tokens in ([421], [-1], [2**62], [True], [1.5], "x", None):
         await server.refused("/detokenize", {"tokens": tokens})
     await server.refused("/tokenize", {}, param="prompt")
-    await server.refused("/tokenize", {"prompt": "x", "messages": HELLO}, param="prompt")
+    await server.refused("/tokenize", {"prompt": "x", "messages": HELLO}, param="messages")
     await server.refused("/tokenize", {"messages": HELLO, "add_special_tokens": True}, param="add_special_tokens")
     await server.refused("/tokenize", {"prompt": "x", "model": "other"}, 404, "model")
 

@@ -13,6 +13,7 @@ from paceline.engine.request import CoreOutput, Finish
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.fields import NOT_YET, CompletionFields
+from paceline.server.logprobs import TextOffsets, TokenTexts
 
 PATH = "/v1/completions"
 
@@ -159,6 +160,32 @@ async def test_text_offsets_point_into_the_text(server: Server) -> None:
     assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
 
 
+async def test_text_offsets_of_special_tokens(server: Server) -> None:
+    """Special tokens that the prompt spells are in the echoed text; those of a prompt of ids are left out of it."""
+    body = {"echo": True, "logprobs": 0, "max_tokens": 2, "return_token_ids": True}
+    text = "<s>hello</s>the 中"
+    (choice,) = (await server.ok(PATH, prompt=text, **body))["choices"]
+    ids, logprobs = choice["prompt_token_ids"], choice["logprobs"]
+    assert {0, 1} < set(ids)
+    starts = [len(tokenizer().decode(ids[:i], skip_special_tokens=False)) for i in range(len(ids))]
+    whole = [i for i, token in enumerate(logprobs["tokens"][: len(ids)]) if not token.startswith("bytes:")]
+    assert [logprobs["text_offset"][i] for i in whole] == [starts[i] for i in whole]
+    assert logprobs["text_offset"][len(ids)] == len(text)
+    (choice,) = (await server.ok(PATH, prompt=[0, *tokenizer().encode("hello"), 1], **body))["choices"]
+    assert choice["logprobs"]["text_offset"][:2] == [0, 0]
+    assert choice["logprobs"]["text_offset"][-3:-1] == [5, 5]
+
+
+def test_text_offsets_of_tokens_that_the_tokenizer_added() -> None:
+    texts = TokenTexts(tokenizer().backend)
+    ids = [0, *tokenizer().encode("hello"), 0, 1]  # <s> hello <s> </s>
+    for text, last in (("hello", [5, 5]), ("hello<s>", [5, 8]), ("hello<s></s>", [5, 8])):
+        offsets = TextOffsets(texts, skip_special_tokens=True)
+        found = [offsets.next_of_text(token, text) for token in ids]
+        assert found[:2] == [0, 0]
+        assert found[-2:] == last
+
+
 async def test_echo_without_new_tokens(server: Server) -> None:
     """failure 31: scoring a prompt gives its text and logprobs, and no new token."""
     reply = await server.ok(PATH, prompt="hello world", echo=True, logprobs=1, max_tokens=0)
@@ -176,7 +203,7 @@ async def test_max_tokens(server: Server) -> None:
         reply = await server.ok(PATH, prompt="hello", **body)
         assert reply["usage"]["completion_tokens"] == 16
     message = await server.refused(PATH, {"prompt": "hello", "max_tokens": -1}, param="max_tokens")
-    assert "at least 0" in message
+    assert "not -1" in message
 
 
 async def test_stop_strings(server: Server) -> None:

@@ -3,13 +3,21 @@
 import asyncio
 import random
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import httpx
 import pytest
 from running_server import Server, Start, strict_json
 
+from paceline.engine.output import Delta
+from paceline.engine.request import Finish
+from paceline.engine.sampling_params import SamplingParams
+from paceline.ipc.stream import RequestStream
+from paceline.server.admission import Admission
 from paceline.server.config import ServerConfig
+from paceline.server.generation import Generation
+from paceline.server.metrics import Metrics
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True}
@@ -178,6 +186,39 @@ async def test_draining(start: Start) -> None:
     assert all(strict_json(event)["choices"][0]["finish_reason"] is None for event in events[:-1])
     assert (await whole).status_code == 503
     await server.idle()
+
+
+async def test_sequences_wait_until_their_own_first_token() -> None:
+    """A prompt's first delta gives back the place of its candidate, not those of all candidates."""
+    admission = Admission(ServerConfig())
+    channel = asyncio.Queue[Delta | None]()
+
+    class Stream:
+        async def __aiter__(self) -> AsyncIterator[Delta]:
+            while (delta := await channel.get()) is not None:
+                yield delta
+
+        def abort(self) -> None: ...
+
+    params = SamplingParams(n=3)
+    meter = Metrics().request(0.0, [1], 3)
+    stream = cast(RequestStream, Stream())
+    generation = Generation([[5]], params, lambda *_: stream, admission.enter(1, 3), meter, lambda _: None)
+    waiting = []
+    for delta in (
+        Delta(candidate=0, ids=[7]),
+        Delta(candidate=0, ids=[8]),
+        Delta(candidate=2, ids=[7]),
+        Delta(candidate=1, finish=Finish.LENGTH),
+    ):
+        channel.put_nowait(delta)
+        await generation.deltas()
+        waiting.append(admission.waiting)
+    assert waiting == [2, 2, 1, 0]
+    channel.put_nowait(None)
+    assert await generation.deltas() == []
+    generation.close()
+    assert (admission.open, admission.waiting) == (0, 0)
 
 
 async def test_a_slow_reader_holds_nobody_up(start: Start) -> None:

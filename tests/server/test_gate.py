@@ -98,6 +98,30 @@ async def test_request_ids(server: Server) -> None:
     assert (refused.status_code, refused.headers["x-request-id"]) == (400, "mine")
 
 
+async def test_health_by_head_and_what_is_not_served(server: Server) -> None:
+    response = await server.http.head("/health")
+    assert (response.status_code, response.content) == (200, b"")
+    for path in ("/redoc", "/docs/oauth2-redirect"):
+        assert (await server.http.get(path)).status_code == 404
+
+
+async def test_an_unexpected_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of the server's own is an answer like others: with an id, in the shape of errors, and counted."""
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service, "tokenize", fail)
+        response = await server.post("/tokenize", {"prompt": "x"}, headers={"X-Request-Id": "mine"})
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
+    error = strict_json(response.content)["error"]
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "secret" not in response.text
+    assert 'refused_requests_total{status="500"} 1.0' in (await server.http.get("/metrics")).text
+    await server.canary()
+
+
 def test_the_default_is_this_machine_alone() -> None:
     """failure 85: nothing listens on a wildcard address by default."""
     assert ServerConfig().host == "127.0.0.1"
@@ -125,6 +149,9 @@ def test_the_default_is_this_machine_alone() -> None:
         ("tokenizer_threads", 0),
         ("body_timeout_s", 0),
         ("exit_timeout_s", -1),
+        ("exit_timeout_s", float("inf")),
+        ("body_timeout_s", float("nan")),
+        ("drain_timeout_s", float("inf")),
         ("drain_timeout_s", -1),
         ("drain_timeout_s", float("nan")),
     ],

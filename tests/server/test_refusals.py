@@ -71,8 +71,8 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("temperature", "1", "number"),
     ("temperature", True, "number"),
     ("top_p", 1.1, "0 to 1"),
-    ("top_k", -2, "at least 0"),
-    ("top_k", 10**30, "at most 2147483647"),
+    ("top_k", -2, "not -2"),
+    ("top_k", 10**30, "0 to 2147483647"),
     ("min_p", 2, "0 to 1"),
     ("presence_penalty", 3, "-2 to 2"),
     ("frequency_penalty", -3, "-2 to 2"),
@@ -82,14 +82,14 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("max_tokens", "x", "integer"),
     ("max_tokens", 10_000, "context of 256"),
     ("min_tokens", 17, "max_tokens"),
-    ("min_tokens", -1, "at least 0"),
+    ("min_tokens", -1, "not -1"),
     ("stop", 5, "string"),
     ("stop", [5], "string"),
     ("stop", [""], "non-empty"),
     ("stop", ["x"] * 65, "64"),
     ("stop_token_ids", [VOCAB_SIZE + 1000], "vocabulary"),
-    ("stop_token_ids", [-1], "at least 0"),
-    ("allowed_token_ids", [2**62], "vocabulary"),
+    ("stop_token_ids", [-1], "-1"),
+    ("allowed_token_ids", [2**62], "4611686018427387904"),
     ("allowed_token_ids", [], "no token"),
     ("logit_bias", {str(VOCAB_SIZE): 1}, "vocabulary"),
     ("logit_bias", {"5": -100, "005": 100}, "twice"),
@@ -183,6 +183,24 @@ async def test_bad_messages(server: Server) -> None:
     await server.idle()
 
 
+async def test_min_tokens_that_cannot_be_reached(start: Start) -> None:
+    server = await start(eos_ids=(1,))
+    for path, good in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "x"})):
+        ends = {**good, "min_tokens": 2, "max_tokens": 4, "allowed_token_ids": [1, 7], "stop_token_ids": [7]}
+        await server.refused(path, ends, param="min_tokens")
+        for change in ({"ignore_eos": True}, {"min_tokens": 0}, {"allowed_token_ids": [1, 7, 8]}):
+            assert (await server.post(path, {**ends, **change})).status_code == 200
+    await server.idle()
+
+
+async def test_names_from_the_client_are_cut_in_errors(server: Server) -> None:
+    for body in ({"prompt": "x", "k" * 100_000: 1}, {"prompt": "x", "stream": True, "stream_options": {"k" * 9999: 1}}):
+        response = await server.post(COMPLETIONS, body)
+        assert response.status_code == 400
+        assert len(response.content) < 2500
+    assert len((await server.post(COMPLETIONS, {"prompt": "x", "model": "m" * 100_000})).content) < 2500
+
+
 async def test_long_lists_are_refused_at_once(start: Start) -> None:
     """One request must not hold up all others: what is long is refused before it is looked at."""
     server = await start(ServerConfig(max_messages=4))
@@ -229,6 +247,8 @@ async def test_fields_that_do_not_fit_together(server: Server) -> None:
     await server.refused(CHAT, {**chat, "max_tokens": 3, "max_completion_tokens": 4}, param="max_tokens")
     await server.refused(CHAT, {**chat, "max_tokens": 0}, param="max_tokens")
     await server.refused(CHAT, {**chat, "max_completion_tokens": 0}, param="max_completion_tokens")
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        await server.refused(CHAT, {**chat, name: 10**9}, param=name)
     await server.refused(CHAT, {**chat, "stream_options": {"include_usage": True}}, param="stream_options")
     for options in ({"include_usage": 1}, {"x": 1}, {"include_obfuscation": True}):
         param = f"stream_options.{next(iter(options))}"

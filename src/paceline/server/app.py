@@ -26,7 +26,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
         config: limits, keys and names.
     """
     service = Service(llm, config)
-    app = FastAPI(title="paceline", version=VERSION)
+    app = FastAPI(title="paceline", version=VERSION, redoc_url=None, swagger_ui_oauth2_redirect_url=None)
     app.state.service = service
     app.add_middleware(Gate, service=service)
     add_error_handlers(app)
@@ -68,6 +68,7 @@ def _add_other_routes(app: FastAPI, service: Service) -> None:
         return json_response(await service.detokenize(await read_fields(request, DetokenizeFields, service.config)))
 
     @app.get("/health")
+    @app.head("/health", include_in_schema=False)
     async def health() -> Response:
         trouble = service.trouble
         return json_response({"status": "ok"}) if trouble is None else trouble.response()

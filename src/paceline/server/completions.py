@@ -1,5 +1,6 @@
 """Replies of ``/v1/completions``."""
 
+from functools import partial
 from typing import Any
 
 from paceline.engine.output import Delta
@@ -88,13 +89,15 @@ class CompletionReply(Reply):
             self._offsets[prompt, candidate] = TextOffsets(self._texts, self.params.skip_special_tokens)
         offsets = self._offsets[prompt, candidate]
         if not (first and self._fields.echo):
-            return completion_logprobs(ids, entries, k, self._texts, offsets)
+            return completion_logprobs(ids, entries, k, self._texts, offsets.next)
         source = self.prompts[prompt]
+        text = source.text or ""
+        next_offset = partial(offsets.next_of_text, text=text) if source.as_text else offsets.next
         before = completion_logprobs(
-            source.ids, [None, *self._prompt_logprobs.get(prompt, [])], k, self._texts, offsets
+            source.ids, [None, *self._prompt_logprobs.get(prompt, [])], k, self._texts, next_offset
         )
-        offsets.jump(len(source.text or ""))
-        after = completion_logprobs(ids, entries, k, self._texts, offsets)
+        offsets.jump(len(text))
+        after = completion_logprobs(ids, entries, k, self._texts, offsets.next)
         return {name: before[name] + after[name] for name in before}
 
     def _whole_prompt_logprobs(self, prompt: int, k: int) -> list[Any]:

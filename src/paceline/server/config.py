@@ -8,6 +8,9 @@ from paceline.engine.sampling_params import MAX_CANDIDATES, MAX_LOGPROBS
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+MAX_WAIT_S = 86_400
+"""A day."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -79,10 +82,10 @@ class ServerConfig:
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise ValueError(f"max_logprobs: must be from 0 to {MAX_LOGPROBS}, not {self.max_logprobs}")
         for name in ("body_timeout_s", "exit_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: must be more than 0, not {getattr(self, name)}")
-        if not self.drain_timeout_s >= 0:
-            raise ValueError(f"drain_timeout_s: must not be negative, not {self.drain_timeout_s}")
+            if not 0 < getattr(self, name) <= MAX_WAIT_S:
+                raise ValueError(f"{name}: must be more than 0 and at most {MAX_WAIT_S}, not {getattr(self, name)}")
+        if not 0 <= self.drain_timeout_s <= MAX_WAIT_S:
+            raise ValueError(f"drain_timeout_s: must be from 0 to {MAX_WAIT_S}, not {self.drain_timeout_s}")
 
 
 def read_api_keys(path: Path) -> tuple[str, ...]:

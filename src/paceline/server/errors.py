@@ -12,6 +12,9 @@ from starlette.requests import ClientDisconnect
 from paceline.engine.invalid import InvalidRequest
 
 RETRY_AFTER_S = 1
+MAX_MESSAGE_CHARS = 2000
+MAX_PARAM_CHARS = 200
+"""Names of fields come from the client and may be as long as the body."""
 
 
 class ApiError(Exception):
@@ -35,8 +38,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _cut(message, MAX_MESSAGE_CHARS)
+        self.param = param if param is None else _cut(param, MAX_PARAM_CHARS)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -53,6 +56,10 @@ class ApiError(Exception):
 
 class Disconnected(Exception):
     """The client is gone; nobody reads the reply."""
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def invalid(field: str | None, message: str) -> ApiError:
@@ -102,8 +109,3 @@ def add_error_handlers(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path}: {error.detail}"
         code = HTTPStatus(error.status_code).name.lower()
         return ApiError(error.status_code, message, code=code, headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, __: Exception) -> Response:
-        # Starlette raises the exception again after this reply, and uvicorn logs it.
-        return ApiError(500, "internal error; the server's log has the details", code="internal_error").response()

@@ -32,9 +32,12 @@ class Gate:
             return
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
+        started = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
                 if message["status"] >= 400:
                     self._service.metrics.refuse(message["status"])
@@ -49,7 +52,14 @@ class Gate:
             )
             await error.response()(scope, receive, send_with_id)
             return
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            # Here and not in a handler of the app: those for Exception stand outside of all middleware.
+            if not started:
+                error = ApiError(500, "internal error; the server's log has the details", code="internal_error")
+                await error.response()(scope, receive, send_with_id)
+            raise  # uvicorn logs it
 
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")

@@ -107,14 +107,14 @@ class Generation:
         self._on_close(self)
 
     async def _pump(self, prompt: int, stream: RequestStream) -> None:
-        started = False
+        started: set[int] = set()
         try:
             async for delta in stream:
                 if self._failure is not None:
                     continue  # Nobody reads on, and `close` counts what did not end by itself.
-                if not started:
-                    started = True
-                    self._ticket.started(self.params.n)
+                if delta.candidate not in started and (delta.ids or delta.finish is not None):
+                    started.add(delta.candidate)
+                    self._ticket.started(1)
                 self._meter.delta(prompt, delta)
                 if delta.error:
                     self._failure = failed(delta.error)
@@ -127,6 +127,7 @@ class Generation:
             log.exception("the output of a request failed")
             self._fail_with(failed(f"the output of this request failed: {type(error).__name__}"))
         finally:
+            self._ticket.started(self.params.n - len(started))
             self._running -= 1
             self._wake.set()
 

@@ -1,7 +1,7 @@
 """Log-probabilities in OpenAI's two shapes, and prompt_logprobs in vLLM's."""
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -41,6 +41,9 @@ class TokenTexts:
     def data(self, token: int) -> bytes:
         return self._table[token]
 
+    def special(self, token: int) -> bool:
+        return self._table.shows(token) and not token_bytes(self._backend, True).shows(token)
+
     def shown(self, token: int, skip_special_tokens: bool) -> bytes:
         """What the token adds to the reply's text."""
         return token_bytes(self._backend, skip_special_tokens)[token]
@@ -60,6 +63,16 @@ class TextOffsets:
         self._at += len(self._decoder.decode(self._texts.shown(token, self._skip)))
         return at
 
+    def next_of_text(self, token: int, text: str) -> int:
+        """Of a token of a prompt that came as ``text``: special tokens take room where the text spells them, and none
+        where the tokenizer added them."""
+        at = self._at
+        if not self._texts.special(token):
+            self._at += len(self._decoder.decode(self._texts.data(token)))
+        elif text.startswith(spelt := self._texts.text(token), at):
+            self._at += len(spelt)
+        return at
+
     def jump(self, offset: int) -> None:
         """The prompt's text ends here."""
         self._decoder.reset()
@@ -67,7 +80,11 @@ class TextOffsets:
 
 
 def completion_logprobs(
-    ids: Sequence[int], entries: Sequence[TokenLogprobs | None], k: int, texts: TokenTexts, offsets: TextOffsets
+    ids: Sequence[int],
+    entries: Sequence[TokenLogprobs | None],
+    k: int,
+    texts: TokenTexts,
+    next_offset: Callable[[int], int],
 ) -> dict[str, list[Any]]:
     """The completions shape. An entry of None is the first token of an echoed prompt, which nothing predicts.
 
@@ -87,7 +104,7 @@ def completion_logprobs(
         "tokens": [texts.name(token) for token in ids],
         "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
         "top_logprobs": tops,
-        "text_offset": [offsets.next(token) for token in ids],
+        "text_offset": [next_offset(token) for token in ids],
     }
 
 

@@ -2,7 +2,7 @@
 event loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,7 +25,9 @@ MAX_NAME_CHARS = 256
 class Prompt:
     ids: list[int]
     text: str | None
-    """As the client wrote it; None when it sent ids."""
+    """As the client wrote it, or decoded from its ids if that is needed."""
+    as_text: bool
+    """Whether the client sent the text, not ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +83,22 @@ class PromptEncoder:
                 self._limits.check(ids, params)
                 if need_text and text is None:
                     text = self._tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
-                checked.append(Prompt(ids, text))
+                checked.append(Prompt(ids, text, as_text=isinstance(prompt, str)))
             return checked
 
         return await self._run(work)
 
-    async def chat(self, conversation: Conversation, params: SamplingParams) -> Prompt:
-        """The rendered conversation as a checked prompt. Raises InvalidRequest."""
+    async def chat(self, conversation: Conversation, params: SamplingParams, names: Mapping[str, str]) -> Prompt:
+        """The rendered conversation as a checked prompt. Raises InvalidRequest; ``names`` maps fields of `Limits.check`
+        to those that the client sent."""
 
         def work() -> Prompt:
             ids = self._chat_ids(conversation)
             try:
                 self._limits.check(ids, params)
             except InvalidRequest as error:
-                if error.field == "prompt":
-                    raise InvalidRequest("messages", error.message) from error
-                raise
-            return Prompt(ids, None)
+                raise InvalidRequest(names.get(error.field, error.field), error.message) from error
+            return Prompt(ids, None, as_text=False)
 
         return await self._run(work)
 

@@ -1,6 +1,6 @@
 """From a request's fields to `SamplingParams`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from paceline.engine.sampling_params import SamplingParams
@@ -10,7 +10,6 @@ from paceline.server.fields import ChatFields, CompletionFields, SamplingFields
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SALT_CHARS = 256
-MAX_TOP_K = 2**31 - 1
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; chat has none."""
 
@@ -46,6 +45,23 @@ def chat_params(fields: ChatFields, defaults: Mapping[str, Any], config: ServerC
     return SamplingParams(**values)
 
 
+def limit_names(fields: ChatFields) -> dict[str, str]:
+    """Which field of a chat request stands behind each field that `Limits.check` names."""
+    length = "max_tokens"
+    if fields.max_completion_tokens is not None:
+        length = "max_completion_tokens"
+    elif fields.max_tokens is None:
+        length = "min_tokens"
+    return {"prompt": "messages", "max_tokens": length}
+
+
+def check_min_tokens(params: SamplingParams, eos_ids: Collection[int]) -> None:
+    """Raises a 400 when every id that may be sampled ends the reply, so that ``min_tokens`` cannot be reached."""
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+    if params.min_tokens and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+        raise invalid("min_tokens", "cannot be reached: every id of allowed_token_ids ends the reply")
+
+
 def check_routing(fields: SamplingFields) -> None:
     """Raises a 400 unless ``priority`` and ``cache_salt`` are in range."""
     if fields.priority is not None and abs(fields.priority) > MAX_PRIORITY:
@@ -65,8 +81,6 @@ def _values(fields: SamplingFields, defaults: Mapping[str, Any], config: ServerC
     if fields.top_k == -1:
         # What vLLM's clients send for "off".
         values["top_k"] = 0
-    elif fields.top_k is not None and fields.top_k > MAX_TOP_K:
-        raise invalid("top_k", f"must be at most {MAX_TOP_K}, not {fields.top_k}")
     if fields.n is not None and fields.n > config.max_n:
         raise invalid("n", f"must be at most {config.max_n}, not {fields.n}")
     if fields.prompt_logprobs is not None:

@@ -22,7 +22,7 @@ from paceline.server.metrics import Metrics
 from paceline.server.prompts import Conversation, Prompt, PromptEncoder, parse_conversation, parse_prompts
 from paceline.server.reply import Reply
 from paceline.server.respond import EventStream, whole_reply
-from paceline.server.sampling import chat_params, check_routing, completion_params
+from paceline.server.sampling import chat_params, check_min_tokens, check_routing, completion_params, limit_names
 
 DRAINING = "the server is shutting down"
 
@@ -69,6 +69,7 @@ class Service:
     async def complete(self, fields: CompletionFields, arrival: float, receive: Receive) -> Response:
         self._check(fields)
         params = completion_params(fields, self._defaults, self.config)
+        check_min_tokens(params, self.llm.generation.eos_ids)
         prompts = parse_prompts(fields.prompt, self.config.max_prompts)
         ticket = self._admission.enter(len(prompts), params.n)
         try:
@@ -84,10 +85,11 @@ class Service:
     async def chat(self, fields: ChatFields, arrival: float, receive: Receive) -> Response:
         self._check(fields)
         params = chat_params(fields, self._defaults, self.config)
+        check_min_tokens(params, self.llm.generation.eos_ids)
         conversation = self._conversation(fields)
         ticket = self._admission.enter(1, params.n)
         try:
-            prompt = await self._encoder.chat(conversation, params)
+            prompt = await self._encoder.chat(conversation, params, limit_names(fields))
             reply = ChatReply(fields, prompt, params, self._name(fields.model), self._texts)
             generation = self._generate(fields, [prompt], params, ticket, arrival)
         except BaseException:

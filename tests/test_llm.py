@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import engine_factories
@@ -216,6 +217,38 @@ def test_chat_needs_a_template(make: Make, folder: Path) -> None:
         llm.chat("Hi")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": None}, "tools"),
+        ({"temperature": 0}, "temperature"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt"),
+        ({"continue_final_message": 1}, "continue_final_message"),
+        ({"kwargs": ["x"]}, "kwargs"),
+    ],
+)
+def test_chat_options_without_effect_are_refused(make: Make, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        make().chat([{"role": "user", "content": "Hi"}], **options)
+    assert caught.value.field == field
+
+
+def test_tool_calls_are_refused(make: Make) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(InvalidRequest, match="messages: message 1: tool_calls are not supported"):
+        make().chat(asked)
+    with pytest.raises(InvalidRequest, match="messages: must be a list"):
+        make().chat([asked[:1], 5])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("params", [5, {"temperature": 0}, "greedy", [None]])
+def test_other_sampling_params_are_refused(make: Make, params: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^sampling_params: "):
+        make().generate("a", params)
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_progress_bar_on_a_terminal(make: Make, monkeypatch: pytest.MonkeyPatch, shown: bool) -> None:
     llm = make()
@@ -382,8 +415,58 @@ async def test_async_refuses_bad_requests(folder: Path) -> None:
             llm.submit([1], SamplingParams(stop_token_ids=(1000,)))
         with pytest.raises(InvalidRequest):
             llm.submit([1], SamplingParams(), cache_salt="\ud800")
+        for field, value in (
+            ("priority", "a"),
+            ("priority", 1.5),
+            ("priority", True),
+            ("priority", None),
+            ("priority", 2**63),
+            ("cache_salt", 5),
+            ("cache_salt", None),
+            ("cache_salt", b"x"),
+            ("cache_salt", "\ud800"),
+        ):
+            options: dict[str, Any] = {field: value}
+            with pytest.raises(InvalidRequest) as caught:
+                llm.submit([1], SamplingParams(), **options)
+            assert caught.value.field == field
+        nothings: tuple[Any, ...] = (None, 5, {})
+        for anything in nothings:
+            with pytest.raises(InvalidRequest):
+                llm.submit([1], anything)
+            with pytest.raises(InvalidRequest):
+                llm.submit(anything, SamplingParams())
         assert llm.open_requests == 0
         assert len([delta async for delta in llm.submit([1], SamplingParams(max_tokens=3))]) > 0
+
+
+async def test_async_starts_once(folder: Path) -> None:
+    """A second engine would be nobody's: it is refused, while the first loads and after."""
+    children = psutil.Process().children
+    before = len(children())
+    llm = service(folder)
+    first = asyncio.create_task(llm.start())
+    await asyncio.sleep(0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="started already"):
+            await llm.start()
+        await first
+    assert len(children()) == before + 1
+    await llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await llm.start()
+    assert len(children()) == before
+
+
+async def test_async_closed_while_it_starts(folder: Path) -> None:
+    before = len(psutil.Process().children())
+    llm = service(folder)
+    start = asyncio.create_task(llm.start())
+    await asyncio.sleep(0)
+    await llm.close()
+    with pytest.raises(RuntimeError, match="closed while it started"):
+        await start
+    assert len(psutil.Process().children()) == before
 
 
 async def test_async_start_errors(folder: Path, tmp_path: Path) -> None:

@@ -52,9 +52,32 @@ class AsyncLLM:
         self._heartbeat_timeout = heartbeat_timeout
         self._step_timeout = step_timeout
         self._client: EngineClient | None = None
+        self._begun = False
+        self._closed = False
 
     async def start(self) -> None:
-        """Loads the model, showing progress. Raises CheckpointError or EngineDead with the reason if that fails."""
+        """Loads the model, showing progress. A start that failed may be repeated.
+
+        Raises:
+            CheckpointError, EngineDead: with the reason, when that fails.
+            RuntimeError: it was started or closed before.
+        """
+        if self._closed:
+            raise RuntimeError("this AsyncLLM is closed; make a new one")
+        if self._begun:
+            raise RuntimeError("this AsyncLLM has been started already")
+        self._begun = True
+        try:
+            client = await self._load()
+            if self._closed:
+                await client.close()
+                raise RuntimeError("this AsyncLLM was closed while it started")
+        except BaseException:
+            self._begun = False
+            raise
+        self._client = client
+
+    async def _load(self) -> EngineClient:
         path = await asyncio.to_thread(locate, self.config.model)
         self._front = await asyncio.to_thread(lambda: Front(open_checkpoint(path)))
         self.tokenizer = self._front.tokenizer
@@ -69,7 +92,7 @@ class AsyncLLM:
                 on_progress=progress,
             )
             await client.start()
-        self._client = client
+        return client
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -104,10 +127,6 @@ class AsyncLLM:
         """Requests that have not ended."""
         return self._started.open_requests
 
-    @property
-    def engine_pid(self) -> int | None:
-        return self._started.pid
-
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
     ) -> RequestStream:
@@ -133,7 +152,7 @@ class AsyncLLM:
         Args:
             params: None means what it means in `LLM.generate`.
         """
-        params = params or self._front.defaults()
+        params = self._front.defaults() if params is None else params
         prompt_ids = self._front.prompt_ids(prompt)
         async with self.submit(prompt_ids, params) as stream:
             answer = RequestOutput(prompt_ids, params.n)
@@ -143,6 +162,7 @@ class AsyncLLM:
 
     async def close(self, *, drain_s: float = 0.0) -> None:
         """Waits up to ``drain_s`` seconds for open requests, aborts the rest and ends the engine in bounded time."""
+        self._closed = True
         if self._client is not None:
             await self._client.close(drain_s=drain_s)
 

@@ -1,6 +1,7 @@
 """The Python API for batches: the engine runs in this process."""
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -39,11 +40,12 @@ class LLM:
 
     Raises:
         CheckpointError: no such model, or one that cannot be used.
+        InvalidConfig: a knob of the wrong type or out of range, or one that the model or the machine cannot meet.
     """
 
-    def __init__(self, model: str, **knobs: Any) -> None:
-        self.config = EngineConfig(model=model, **knobs)
-        path = locate(model)
+    def __init__(self, model: str | os.PathLike[str], **knobs: Any) -> None:
+        self.config = EngineConfig(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **knobs)
+        path = locate(self.config.model)
         self._front = Front(open_checkpoint(path))
         with StartProgress() as progress:
             self._core: EngineCore | None = build_core(replace(self.config, model=str(path)), progress)
@@ -96,7 +98,8 @@ class LLM:
         the whole context.
 
         Args:
-            template_options: of `chat_prompt`, for example ``continue_final_message=True``.
+            template_options: ``add_generation_prompt``, ``continue_final_message`` and ``kwargs``, of `chat_prompt`.
+                Tools and messages with tool calls are refused.
         """
         if not is_list(messages):
             raise InvalidRequest("messages", f"must be a list, not {messages!r}")
@@ -134,13 +137,14 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         core = self._live
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or default] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling_params")
-        for prompt, one in zip(prompts, params, strict=True):
+        # Whatever else it is, the limits refuse it.
+        one_for_all: Any = default if params is None else params
+        each: Sequence[Any] = one_for_all if is_list(one_for_all) else [one_for_all] * len(prompts)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(each)} sampling_params")
+        for prompt, one in zip(prompts, each, strict=True):
             core.limits.check(prompt, one)
-        requests = [self._front.request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        requests = [self._front.request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
         jobs = {
             request.id: (self._front.processor(request), RequestOutput(request.prompt, request.params.n))
             for request in requests

@@ -473,6 +473,20 @@ async def test_what_cannot_be_sent_is_refused(start: Start) -> None:
         engine.ask(stop=("\ud800",))
     with pytest.raises(InvalidRequest):
         engine.ask(seed=2**70)
+    for broken in (
+        {"priority": "a"},
+        {"cache_salt": 5},
+        {"arrival": object()},
+        {"prompt": ["a"]},
+        {"prompt": [1.5]},
+        {"prompt": [2**64]},
+    ):
+        sampling = SamplingParams()
+        fields: dict[str, Any] = {"id": 77, "prompt": PROMPT, "params": sampling, "seed": 0, "arrival": 0.0, **broken}
+        with pytest.raises(InvalidRequest):
+            engine.submit(Request(**fields), OutputProcessor(BACKEND, PROMPT, sampling))
+    with pytest.raises(RuntimeError, match="started or closed already"):
+        await EngineClient.start(engine)
     assert engine.open_requests == 0
     assert len(answer(await whole(engine.ask(max_tokens=5))).outputs[0].token_ids) == 5
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.engine.invalid import InvalidRequest
-from paceline.engine.sampling_params import SamplingParams
+from paceline.engine.sampling_params import SamplingParams, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,11 @@ class Limits:
     """Prompt and output together."""
 
     def check(self, prompt: Sequence[Any], params: SamplingParams) -> None:
-        """Raises InvalidRequest unless the request can be served. ``prompt`` may hold anything, as it came in."""
+        """Raises InvalidRequest unless the request can be served. Both may be anything, as they came in."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest("sampling_params", f"must be SamplingParams, not {shown(params)}")
+        if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes):
+            raise InvalidRequest("prompt", f"must be a list of token ids, not {shown(prompt)}")
         if not prompt:
             raise InvalidRequest("prompt", "has no tokens")
         for token in prompt:
@@ -36,6 +40,8 @@ class Limits:
 
     def _check_id(self, field: str, token: Any) -> None:
         if isinstance(token, bool) or not isinstance(token, int):
-            raise InvalidRequest(field, f"token ids are whole numbers, not {token!r}")
+            raise InvalidRequest(field, f"token ids are whole numbers, not {shown(token)}")
         if not 0 <= token < self.vocab_size:
-            raise InvalidRequest(field, f"token id {token} is outside the vocabulary, 0 to {self.vocab_size - 1}")
+            raise InvalidRequest(
+                field, f"token id {shown(token)} is outside the vocabulary, 0 to {self.vocab_size - 1}"
+            )

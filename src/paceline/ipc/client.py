@@ -86,12 +86,14 @@ class EngineClient:
         self._empty.set()
         self._process: Process | None = None
         self._dead = asyncio.Event()
+        self._begun = False
         self._serving = False
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._resources = contextlib.ExitStack()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToClient)
+        self._add_decoder = msgspec.msgpack.Decoder(Add)
         self._last_sign = 0.0
         self._step_age = 0.0
 
@@ -106,7 +108,11 @@ class EngineClient:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Starts the process and waits until it is ready. Raises EngineDead with the engine's reason if it fails."""
+        """Starts the process and waits until it is ready. Raises EngineDead with the engine's reason if it fails, and
+        RuntimeError when it was started or closed before."""
+        if self._begun or self._closing:
+            raise RuntimeError("this client has been started or closed already")
+        self._begun = True
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         # Unix sockets have short names; a long TMPDIR would not fit.
         root = None if len(tempfile.gettempdir()) < 60 else "/tmp"
@@ -159,7 +165,8 @@ class EngineClient:
 
         Raises:
             EngineDead: the engine cannot serve.
-            InvalidRequest: it holds what no message can carry (a lone surrogate, a number beyond 64 bits).
+            InvalidRequest: it holds what no message can carry (a lone surrogate, a number beyond 64 bits), or a value
+                of the wrong type.
         """
         if self._closing:
             raise EngineDead("the engine is being closed")
@@ -167,7 +174,9 @@ class EngineClient:
             raise self._failure()
         try:
             frame = self._encoder.encode(Add(request))
-        except (UnicodeEncodeError, OverflowError) as error:
+            # The engine would drop what it cannot read, and nobody would ever answer.
+            self._add_decoder.decode(frame)
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise InvalidRequest("request", f"cannot be sent to the engine: {error}") from error
         channel = Channel(processor, request.params.n)
         stream = RequestStream(request.id, channel, self.abort)

@@ -39,7 +39,8 @@ def parse_fields(body: bytes, model: type[T]) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(str(part) for part in first["loc"])
-        message = first["msg"][:1].lower() + first["msg"][1:]
+        message = first["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
         raise invalid(path or None, message if path else f"the body: {message}") from error
     fields.refuse_unsupported()
     return fields

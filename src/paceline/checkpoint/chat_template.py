@@ -209,12 +209,11 @@ def chat_prompt(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     max_chars: int = MAX_RENDERED,
 ) -> list[int]:
-    """Token ids of a conversation (arguments as in ``ChatTemplate.render``). A prompt of more than ``max_chars``
-    characters is refused before it is tokenised: InvalidRequest, field ``messages``.
+    """Token ids of a conversation (arguments as in ``ChatTemplate.render``, without tools). A prompt of more
+    than ``max_chars`` characters is refused before it is tokenised: InvalidRequest, field ``messages``.
 
     The template's special tokens are the prompt's; what the tokenizer would add around a plain text is not added,
     except that a tokenizer that starts every text with a BOS gives one here too when the template writes none.
@@ -223,7 +222,6 @@ def chat_prompt(
         messages,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
-        tools=tools,
         kwargs=kwargs,
     )
     if len(text) > max_chars:

@@ -2,8 +2,16 @@
 
 import ast
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
+
+if importlib.util.find_spec("torch"):
+    import torch
+
+    if not torch.cuda.is_available():
+        # Triton reads it when it is first imported, which transformers does in the tests of other folders.
+        os.environ["TRITON_INTERPRET"] = "1"
 
 TESTS = Path(__file__).parent
 ROOTS = (TESTS, TESTS.parent / "src")

@@ -22,7 +22,6 @@ if find_spec("torch") and find_spec("triton"):
     ON_GPU = torch.cuda.is_available()
 
 if not ON_GPU and not collect_ignore_glob:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported and at each @triton.jit
     # Triton 3.6 turns the bounds of a loop, arrays of one element, into integers in a way that NumPy 2.4 refuses.
     from triton.runtime import interpreter
 

@@ -1,8 +1,8 @@
 """Paged attention in plain torch: gather the keys and values of a few rows, then torch's fused attention.
 
 The gathered copy lives in scratch memory that a step's rows and layers reuse, so it stays in the processor's cache.
-Rows that compute one token go together a few at a time: one by one they cannot keep two threads busy (38 ms instead of
-26 for 30 layers of 16 rows with 300 tokens each, 3 key heads), and all at once they fall out of the cache.
+Rows that compute one token go together a few at a time: one by one they cannot keep two threads busy, and all
+at once they fall out of the cache.
 """
 
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ class Dense:
 class Packed:
     """The weight in oneDNN's blocked layout, by the operators that torch.compile uses on a CPU.
 
-    On 2 cores with AVX-512 it is 1.5 to 3 times as fast as ``F.linear`` for 1 to 16 tokens, and no slower for 512.
+    Meant for few tokens, where reading the weight is what takes the time.
 
     oneDNN compiles code for every number of tokens and keeps it, a megabyte or more each. So only ``SIZES`` are
     computed: more tokens in parts, others with rows of zeros added.

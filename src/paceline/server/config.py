@@ -33,7 +33,7 @@ class ServerConfig:
     generation_defaults: bool = True
     """Take sampling defaults from the checkpoint's generation_config; else OpenAI's own."""
     max_body_bytes: int = 4 * 2**20
-    """Largest request body. While one is parsed nothing else runs, up to 70 ms a MiB."""
+    """Largest request body. While one is parsed nothing else runs."""
     body_timeout_s: float = 60.0
     """Longest that a client may take to send a body."""
     max_prompts: int = 256

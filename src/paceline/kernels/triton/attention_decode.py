@@ -41,12 +41,48 @@ def tile_blocks(table, tile, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def block_offsets(block, stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """What `tile_blocks` gave, as offsets into a cache: int64, one number or ``[TILE, 1]``."""
-    offsets = block.to(tl.int64) * stride
-    if BLOCK_SIZE < TILE:
-        offsets = offsets[:, None]
-    return offsets
+def tile_slots(block, stride, tile, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Where the tokens of what `tile_blocks` gave lie in a cache: int64 ``[TILE, 1]``."""
+    t = tl.arange(0, TILE)
+    slots = block.to(tl.int64) * stride
+    if BLOCK_SIZE >= TILE:
+        # One number for the tile and constants for its tokens, so that a thread has one address a tile.
+        slots = (slots + tile % BLOCK_SIZE * D) + t[:, None] * D
+    else:
+        slots = (slots + (tile + t) % BLOCK_SIZE * D)[:, None]
+    return slots
+
+
+@triton.jit
+def _widened(pairs, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """Lower and upper bytes of int16 ``pairs``, each a float8_e4m3fn, as two tensors of ``dtype``; exact.
+
+    The matrix unit wants the values of two neighbouring tokens in one register. Bytes cannot be transposed on their way
+    from shared memory to registers and 16-bit numbers can, so two neighbouring elements of a token travel as one number
+    and part in registers: three instructions for four elements.
+    """
+    if NATIVE:
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 sorted;
+            .reg .b16 low, high;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {low, high}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+            }
+            """,
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low = (pairs & 0xFF).to(tl.int8).to(tl.float8e4nv, bitcast=True)
+        high = (pairs >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True)
+    return low.to(dtype), high.to(dtype)
 
 
 @triton.jit
@@ -60,6 +96,36 @@ def _rotated(source, partner, cos, sin, d, mask, norm, split_stride, eps, SPLITS
         x = x * scale * tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
         y = y * scale * tl.load(norm + partner, mask=d < D, other=0.0).to(tl.float32)
     return x * cos + y * sin
+
+
+@triton.jit
+def _add_up(partial, partial_lse, target, count, v_scale, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+    """The result of ``count`` splits: ``partial [count, GROUP, D]``, weighted by ``partial_lse [count, GROUP]``."""
+    HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
+    SPLITS: tl.constexpr = max(1, 4096 // (HEADS * D_PAD))  # that are read at a time
+    split = tl.arange(0, SPLITS)[:, None]
+    head = tl.arange(0, HEADS)[None, :]
+    d = tl.arange(0, D_PAD)[None, None, :]
+    highest = tl.full((HEADS,), LOWEST, tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    acc = tl.zeros((HEADS, D_PAD), tl.float32)
+    for start in tl.range(0, count, SPLITS, num_stages=1):
+        part = (start + split) * GROUP + head
+        mask = (start + split < count) & (head < GROUP)
+        lse = tl.load(partial_lse + part, mask=mask, other=LOWEST, cache_modifier=".cg")
+        values = tl.load(
+            partial + part[:, :, None] * D + d, mask=mask[:, :, None] & (d < D), other=0.0, cache_modifier=".cg"
+        )
+        new_highest = tl.maximum(highest, tl.max(lse, 0))
+        shrink = tl.exp2(highest - new_highest)
+        weight = tl.where(start + split < count, tl.exp2(lse - new_highest[None, :]), 0.0)
+        total = total * shrink + tl.sum(weight, 0)
+        acc = acc * shrink[:, None] + tl.sum(values * weight[:, :, None], 0)
+        highest = new_highest
+    acc = acc * (v_scale / total)[:, None]
+    heads = tl.arange(0, HEADS)[:, None]
+    columns = tl.arange(0, D_PAD)[None, :]
+    tl.store(target + heads * D + columns, acc.to(target.dtype.element_ty), mask=(heads < GROUP) & (columns < D))
 
 
 @triton.jit
@@ -101,13 +167,14 @@ def _decode_kernel(
     FUSED: tl.constexpr,
     QKV_SPLITS: tl.constexpr,
     NORM: tl.constexpr,
+    PAIRS: tl.constexpr,
+    NATIVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS
     row = tl.program_id(1).to(tl.int64)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
     context = tl.maximum(tl.load(context_len + row), 1)
     first = 0
@@ -131,7 +198,14 @@ def _decode_kernel(
     q_mask = (r < GROUP)[:, None] & in_head
     q_head = kv_head * GROUP + r[:, None]
     table = block_table + row * table_stride
-    compute_type: tl.constexpr = out.dtype.element_ty
+    block = tile_blocks(table, low, high, BLOCK_SIZE, TILE)
+    if FUSED:
+        newest = tl.load(table + (context - 1) // BLOCK_SIZE).to(tl.int64)
+    if PDL:
+        gdc_wait()
+    out_type: tl.constexpr = out.dtype.element_ty
+    # A float8 is exact in float16, which it becomes in one step, and not in bfloat16.
+    compute_type: tl.constexpr = tl.float16 if PAIRS and out_type == tl.bfloat16 else out_type
     cache_type: tl.constexpr = key_cache.dtype.element_ty
     scale = softmax_scale * k_scale
     highest = tl.full((ROWS,), LOWEST, tl.float32)
@@ -146,14 +220,12 @@ def _decode_kernel(
         sin = tl.load(angles + D // 2, mask=in_head, other=0.0)
         sin = tl.where(d < D // 2, -sin, sin)
         q = _rotated(source + q_head * D, partner, cos, sin, d, q_mask, q_norm, split_stride, eps, QKV_SPLITS, NORM, D)
-        q = q.to(compute_type)
         if split == active - 1:
             source += (KV_HEADS * GROUP + kv_head) * D
             k = _rotated(source, partner, cos, sin, d, in_head, k_norm, split_stride, eps, QKV_SPLITS, NORM, D)
             v = sum_splits(source + KV_HEADS * D + d, in_head, split_stride, QKV_SPLITS)
             k = as_stored(k, k_scale, cache_type)
             v = as_stored(v, v_scale, cache_type)
-            newest = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
             slot = (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * D + d
             tl.store(key_cache + newest * key_stride + slot, k, mask=in_head)
             tl.store(value_cache + newest * value_stride + slot, v, mask=in_head)
@@ -163,33 +235,57 @@ def _decode_kernel(
     else:
         q = tl.load(source + q_head * D + d, mask=q_mask, other=0.0)
 
-    block = tile_blocks(table, low, high, BLOCK_SIZE, TILE)
+    ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # that one number of the cache holds
+    if PAIRS:
+        # Even and odd elements of the heads, beside each other in the cache, are two products each.
+        # The scale of the scores comes first, so that no query is beyond the range of float16.
+        q = (q.to(tl.float32) * softmax_scale).to(compute_type)
+        scale = k_scale
+        q, q_odd = tl.split(tl.reshape(q, (ROWS, D_PAD // 2, 2)))
+        acc, acc_odd = tl.split(tl.reshape(acc, (ROWS, D_PAD // 2, 2)))
+        key_head = key_cache.to(tl.pointer_type(tl.int16))
+        value_head = value_cache.to(tl.pointer_type(tl.int16))
+    else:
+        q = q.to(compute_type)
+        key_head = key_cache
+        value_head = value_cache
+    columns = tl.arange(0, D_PAD // ELEMENTS)[None, :]
+    key_head += kv_head * (BLOCK_SIZE * D // ELEMENTS) + columns
+    value_head += kv_head * (BLOCK_SIZE * D // ELEMENTS) + columns
     for tile in tl.range(low, high, TILE, num_stages=STAGES):
-        token = tile + t
-        seen = token < end
+        seen = tile + t < end
         if WINDOW:
-            seen = seen & (token >= first)
-        slot = (kv_head * BLOCK_SIZE + token % BLOCK_SIZE)[:, None] * D + d
-        keys = key_cache + block_offsets(block, key_stride, BLOCK_SIZE, TILE) + slot
-        values = value_cache + block_offsets(block, value_stride, BLOCK_SIZE, TILE) + slot
+            seen = seen & (tile + t >= first)
+        keys = key_head + tile_slots(block, key_stride // ELEMENTS, tile, D // ELEMENTS, BLOCK_SIZE, TILE)
+        values = value_head + tile_slots(block, value_stride // ELEMENTS, tile, D // ELEMENTS, BLOCK_SIZE, TILE)
         block = tile_blocks(table, tile + TILE, high, BLOCK_SIZE, TILE)
         # What lies past the end of a row, or before its window, may be another row's: not even its NaN may be seen.
-        mask = seen[:, None] & in_head
-        k = tl.load(keys, mask=mask, other=0.0).to(compute_type)
-        v = tl.load(values, mask=mask, other=0.0).to(compute_type)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        mask = seen[:, None] & (columns < D // ELEMENTS)
+        k = tl.load(keys, mask=mask, other=0)
+        v = tl.load(values, mask=mask, other=0)
+        if PAIRS:
+            k, k_odd = _widened(k, compute_type, NATIVE)
+            v, v_odd = _widened(v, compute_type, NATIVE)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if PAIRS:
+            scores = tl.dot(q_odd, tl.trans(k_odd), scores, input_precision="ieee")
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        p = tl.exp2(scores - new_highest[:, None])
+        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
+        p = tl.exp2(scores * scale - new_highest[:, None])
         shrink = tl.exp2(highest - new_highest)
         total = total * shrink + tl.sum(p, 1)
-        acc = tl.dot(p.to(compute_type), v, acc * shrink[:, None], input_precision="ieee")
+        p = p.to(compute_type)
+        acc = tl.dot(p, v, acc * shrink[:, None], input_precision="ieee")
+        if PAIRS:
+            acc_odd = tl.dot(p, v_odd, acc_odd * shrink[:, None], input_precision="ieee")
         highest = new_highest
 
+    if PAIRS:
+        acc = tl.reshape(tl.join(acc, acc_odd), (ROWS, D_PAD))
     acc = acc / total[:, None]
-    target = out + row * (KV_HEADS * GROUP * D) + q_head * D + d
+    target = out + row * (KV_HEADS * GROUP * D) + kv_head * (GROUP * D)
     if not SPLIT:
-        tl.store(target, (acc * v_scale).to(compute_type), mask=q_mask)
+        tl.store(target + r[:, None] * D + d, (acc * v_scale).to(out_type), mask=q_mask)
     else:
         parts = (row * KV_HEADS + kv_head) * num_splits * GROUP
         part = parts + split * GROUP + r
@@ -201,20 +297,7 @@ def _decode_kernel(
         if arrived == active - 1:
             tl.debug_barrier()
             tl.store(counter, 0)  # ready for the next launch
-            highest = tl.full((ROWS,), LOWEST, tl.float32)
-            total = tl.zeros((ROWS,), tl.float32)
-            acc = tl.zeros((ROWS, D_PAD), tl.float32)
-            for i in tl.range(0, active, num_stages=1, loop_unroll_factor=4):
-                part = parts + i * GROUP + r
-                lse = tl.load(partial_lse + part, mask=r < GROUP, other=0.0, cache_modifier=".cg")
-                value = tl.load(partial + part[:, None] * D + d, mask=q_mask, other=0.0, cache_modifier=".cg")
-                new_highest = tl.maximum(highest, lse)
-                shrink = tl.exp2(highest - new_highest)
-                weight = tl.exp2(lse - new_highest)
-                total = total * shrink + weight
-                acc = acc * shrink[:, None] + value * weight[:, None]
-                highest = new_highest
-            tl.store(target, (acc / total[:, None] * v_scale).to(compute_type), mask=q_mask)
+            _add_up(partial + parts * D, partial_lse + parts, target, active, v_scale, GROUP, D, D_PAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +388,8 @@ def decode_attention(
         window: a token sees itself and the ``window - 1`` before it; None: all before it.
         softmax_scale: multiplies the scores; ``head_dim ** -0.5`` if None.
         workspace: for ``num_splits > 1``; made anew if None.
+        pdl: start before the kernel in front of this one ends (programmatic dependent launch). ``block_table`` and
+            ``context_len`` are then read early: whatever writes them must be followed by a launch without ``pdl``.
 
     Returns:
         ``[rows, q_heads, head_dim]`` in the dtype of ``query``.
@@ -471,6 +556,8 @@ def _launch(
         FUSED=cos_sin is not None,
         QKV_SPLITS=qkv_splits,
         NORM=q_norm is not None,
+        PAIRS=key_cache.element_size() == 1,
+        NATIVE=key_cache.is_cuda,
         PDL=pdl,
         num_warps=tiles.warps,
         **options,

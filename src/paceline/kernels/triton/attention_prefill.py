@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paceline.kernels.triton.attention_decode import LOG2_E, LOWEST, block_offsets, tile_blocks
+from paceline.kernels.triton.attention_decode import LOG2_E, LOWEST, tile_blocks, tile_slots
 from paceline.kernels.triton.rotary_cache import check_cache
 
 
@@ -27,9 +27,8 @@ def _attend(acc, highest, total, q, position, low, high, key_head, value_head, t
     block = tile_blocks(table, low, context, BLOCK_SIZE, TILE_N)
     for tile in tl.range(low, high, TILE_N, num_stages=STAGES):
         token = tile + tl.arange(0, TILE_N)
-        slot = (token % BLOCK_SIZE)[:, None] * D + d
-        keys = key_head + block_offsets(block, key_stride, BLOCK_SIZE, TILE_N) + slot
-        values = value_head + block_offsets(block, value_stride, BLOCK_SIZE, TILE_N) + slot
+        keys = key_head + d + tile_slots(block, key_stride, tile, D, BLOCK_SIZE, TILE_N)
+        values = value_head + d + tile_slots(block, value_stride, tile, D, BLOCK_SIZE, TILE_N)
         block = tile_blocks(table, tile + TILE_N, context, BLOCK_SIZE, TILE_N)
         if MASK:
             # What lies past the end of a row, or before its window, may be another row's: not even its NaN may be seen.

@@ -18,8 +18,10 @@ from paceline.engine.request import CoreStats
 from paceline.engine.sampling_params import SamplingParams
 from paceline.front import Front, Prompt
 from paceline.ipc.client import EngineClient
+from paceline.ipc.link import EngineLink
+from paceline.ipc.messages import CLIENT_SHIFT, Seat
 from paceline.ipc.progress import StartProgress
-from paceline.ipc.stream import RequestStream
+from paceline.ipc.stream import Channel, Receiver, RequestStream
 
 
 class AsyncLLM:
@@ -30,6 +32,8 @@ class AsyncLLM:
         core: ``module:function`` that builds the core in the engine process.
         heartbeat_timeout: seconds without a sign of life after which the engine counts as stuck.
         step_timeout: seconds that one step may last.
+        join: use the engine process that another client has started, ``config`` and ``core`` being the same, instead
+            of a new one.
 
     Attributes:
         tokenizer, chat_template, generation: of the checkpoint. Set by `start`.
@@ -46,12 +50,14 @@ class AsyncLLM:
         core: str = "paceline.core:build_core",
         heartbeat_timeout: float = 5.0,
         step_timeout: float = 120.0,
+        join: Seat | None = None,
     ) -> None:
         self.config = config
         self._core = core
         self._heartbeat_timeout = heartbeat_timeout
         self._step_timeout = step_timeout
-        self._client: EngineClient | None = None
+        self._join = join
+        self._client: EngineLink | None = None
         self._begun = False
         self._closed = False
 
@@ -77,19 +83,24 @@ class AsyncLLM:
             raise
         self._client = client
 
-    async def _load(self) -> EngineClient:
+    async def _load(self) -> EngineLink:
         path = await asyncio.to_thread(locate, self.config.model)
-        self._front = await asyncio.to_thread(lambda: Front(open_checkpoint(path)))
+        first_id = 0 if self._join is None else self._join.number << CLIENT_SHIFT
+        self._front = await asyncio.to_thread(lambda: Front(open_checkpoint(path), first_id))
         self.tokenizer = self._front.tokenizer
         self.chat_template = self._front.chat_template
         self.generation = self._front.generation
+        timeouts = {"heartbeat_timeout": self._heartbeat_timeout, "step_timeout": self._step_timeout}
+        if self._join is not None:
+            link = EngineLink(self._join.number, **timeouts)
+            await link.join(self._join.folder)
+            return link
         with StartProgress() as progress:
             client = EngineClient(
                 replace(self.config, model=str(path)),
                 core=self._core,
-                heartbeat_timeout=self._heartbeat_timeout,
-                step_timeout=self._step_timeout,
                 on_progress=progress,
+                **timeouts,
             )
             await client.start()
         return client
@@ -141,10 +152,30 @@ class AsyncLLM:
             InvalidRequest: the request cannot be served.
             EngineDead: the engine cannot serve.
         """
-        client = self._started
-        client.limits.check(prompt_ids, params)
+        channel = Channel()
+        request_id = self.send(prompt_ids, params, channel, priority=priority, cache_salt=cache_salt)
+        return RequestStream(request_id, channel, self.abort)
+
+    def send(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        receiver: Receiver,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> int:
+        """Like `submit`, with the deltas pushed to ``receiver`` as they come; returns the request's id, for `abort`."""
+        link = self._started
+        link.limits.check(prompt_ids, params)
         request = self._front.request(list(prompt_ids), params, priority=priority, cache_salt=cache_salt)
-        return client.submit(request, self._front.processor(request))
+        link.send(request, self._front.processor(request), receiver)
+        return request.id
+
+    def abort(self, request_id: int) -> None:
+        """Ends a request; does nothing when it has ended. Each candidate still open brings one more delta, with
+        ``Finish.ABORT``."""
+        self._started.abort(request_id)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
         """The answer as it grows: the same object again and again, each time with more in it.
@@ -167,7 +198,7 @@ class AsyncLLM:
             await self._client.close(drain_s=drain_s)
 
     @property
-    def _started(self) -> EngineClient:
+    def _started(self) -> EngineLink:
         if self._client is None:
             raise RuntimeError("call start() first")
         return self._client

@@ -25,13 +25,17 @@ _CHAT_OPTIONS: dict[str, type] = {"add_generation_prompt": bool, "continue_final
 
 
 class Front:
-    """What turns prompts into requests: the parts of a checkpoint that need no weights."""
+    """What turns prompts into requests: the parts of a checkpoint that need no weights.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    Args:
+        first_id: where the ids of requests start.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, first_id: int = 0) -> None:
         self.tokenizer: Tokenizer = checkpoint.tokenizer()
         self.chat_template: ChatTemplate | None = checkpoint.chat_template()
         self.generation: GenerationDefaults = checkpoint.generation
-        self._ids = itertools.count()
+        self._ids = itertools.count(first_id)
 
     def defaults(self, **fields: Any) -> SamplingParams:
         return SamplingParams(**{**self.generation.sampling, **fields})

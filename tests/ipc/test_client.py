@@ -30,7 +30,7 @@ from paceline.engine.request import Finish, Request
 from paceline.engine.sampling_params import SamplingParams
 from paceline.ipc.client import EngineClient
 from paceline.ipc.errors import EngineDead, EngineStuck
-from paceline.ipc.stream import RequestStream
+from paceline.ipc.stream import Channel, RequestStream
 
 BACKEND = engine_factories.tokenizer()
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -50,14 +50,12 @@ class Engine(EngineClient):
         super().__init__(EngineConfig(model="none", depth=depth), core=f"engine_factories:{core}", **options)
         self._numbers = itertools.count()
 
-    @property
-    def folder(self) -> str:
-        return self._folder
-
     def ask(self, prompt: list[int] = PROMPT, *, seed: int = 0, **params: Any) -> RequestStream:
         sampling = SamplingParams(**params)
         request = Request(id=next(self._numbers), prompt=prompt, params=sampling, seed=seed, arrival=time.monotonic())
-        return self.submit(request, OutputProcessor(BACKEND, prompt, sampling))
+        channel = Channel()
+        self.send(request, OutputProcessor(BACKEND, prompt, sampling), channel)
+        return RequestStream(request.id, channel, self.abort)
 
     async def idle(self, within: float = 5.0) -> None:
         """Waits until client and engine hold no request."""
@@ -442,12 +440,12 @@ async def test_sockets_are_private_and_strangers_harmless(start: Start) -> None:
     engine = await start()
     folder = engine.folder
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
-    assert sorted(os.listdir(folder)) == ["client", "engine"]
+    assert sorted(os.listdir(folder)) == ["client-0", "engine"]
     for process in (psutil.Process(), psutil.Process(engine.pid)):
         assert not [link for link in process.net_connections(kind="inet") if link.status == psutil.CONN_LISTEN]
     context = zmq.Context()
     junk = [b"", b"\x80\x04\x95cos\nsystem\n", b"\x81\xa4type\xa3Add", os.urandom(1000), b"\xc1" * 10]
-    for name in ("engine", "client"):
+    for name in ("engine", "client-0"):
         stranger = context.socket(zmq.PUSH)
         stranger.connect(f"ipc://{folder}/{name}")
         for frame in junk:
@@ -484,7 +482,7 @@ async def test_what_cannot_be_sent_is_refused(start: Start) -> None:
         sampling = SamplingParams()
         fields: dict[str, Any] = {"id": 77, "prompt": PROMPT, "params": sampling, "seed": 0, "arrival": 0.0, **broken}
         with pytest.raises(InvalidRequest):
-            engine.submit(Request(**fields), OutputProcessor(BACKEND, PROMPT, sampling))
+            engine.send(Request(**fields), OutputProcessor(BACKEND, PROMPT, sampling), Channel())
     with pytest.raises(RuntimeError, match="started or closed already"):
         await EngineClient.start(engine)
     assert engine.open_requests == 0
@@ -495,7 +493,7 @@ async def test_a_failing_processor_fails_alone(start: Start, caplog: pytest.LogC
     engine = await start("paced")
     other = engine.ask(max_tokens=20)
     broken = engine.ask(max_tokens=900)
-    engine._channels[broken.request_id].processor.push = lambda output: 1 // 0  # type: ignore[method-assign]
+    engine._open[broken.request_id].processor.push = lambda output: 1 // 0  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         await whole(broken)
     assert answer(await whole(other)).outputs[0].token_ids == expected(PROMPT, 20)
@@ -530,7 +528,7 @@ async def test_500_requests_with_aborts_leave_nothing(start: Start) -> None:
     await engine.idle()
     await asyncio.sleep(0.5)
     assert engine.leaks == 0
-    assert engine._channels == {}
+    assert engine._open == {}
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is OutputProcessor]
 

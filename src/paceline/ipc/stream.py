@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from paceline.engine.output import Delta, OutputProcessor
+from paceline.engine.output import Delta
 from paceline.engine.step import TokenLogprobs
 
 
@@ -27,12 +27,21 @@ def _joined(first: list[TokenLogprobs] | None, then: list[TokenLogprobs] | None)
     return None if first is None and then is None else [*(first or ()), *(then or ())]
 
 
-class Channel:
-    """Deltas that the consumer has not taken yet: at most one a candidate, so a slow consumer piles up no objects."""
+class Receiver(Protocol):
+    """Where the deltas of one request go. Called from the event loop, between whose turns nothing waits."""
 
-    def __init__(self, processor: OutputProcessor, candidates: int) -> None:
-        self.processor = processor
-        self.candidates = candidates
+    def put(self, delta: Delta) -> None:
+        """The next delta. An exception ends the request."""
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more comes; ``error`` says why if it is not the end of every candidate."""
+
+
+class Channel:
+    """A `Receiver` for one consumer that takes deltas when it likes. Those that it has not taken are at most one a
+    candidate, so a slow consumer piles up no objects."""
+
+    def __init__(self) -> None:
         self.ended = False
         """Nothing will be put any more."""
         self._error: Exception | None = None

@@ -79,9 +79,10 @@ def test_one_token_a_row(q_heads, kv_heads, head_dim, block_size, splits, window
     check_close(out, case.reference(case.query, window))
 
 
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), SHAPES)
 def test_fused_equals_rotary_then_attention(
-    q_heads, kv_heads, head_dim, block_size, splits, window, dtype, device, rng, check_close
+    q_heads, kv_heads, head_dim, block_size, splits, window, early, dtype, device, rng, check_close
 ):
     case = Case(q_heads, kv_heads, head_dim, block_size, dtype, device, rng, window=window)
     inverse = 1 / 10000 ** (torch.arange(0, head_dim, 2, device=device) / head_dim)
@@ -100,6 +101,7 @@ def test_fused_equals_rotary_then_attention(
         num_splits=splits,
         window=window,
         dtype=dtype,
+        tiles=DecodeTiles(tokens=32, warps=4, stages=2, early=early),
         **norms,
     )
     rows = torch.arange(len(CONTEXTS), dtype=torch.int32, device=device)
@@ -111,12 +113,43 @@ def test_fused_equals_rotary_then_attention(
     check_close(values.nan_to_num(), case.values.nan_to_num())
 
 
-def test_float8_cache(dtype, device, rng, check_close):
-    case = Case(8, 2, 64, 16, dtype, device, rng, cache_dtype=torch.float8_e4m3fn)
-    out = decode_attention(
-        case.query, case.keys, case.values, case.table, case.context, num_splits=2, k_scale=0.5, v_scale=3.0
+FLOAT8_SHAPES = [(8, 2, 64, 16, 2, None), (7, 1, 96, 64, 1, 50), (4, 2, 256, 128, 5, None)]
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), FLOAT8_SHAPES)
+def test_float8_cache(q_heads, kv_heads, head_dim, block_size, splits, window, dtype, device, rng, check_close):
+    case = Case(
+        q_heads, kv_heads, head_dim, block_size, dtype, device, rng, cache_dtype=torch.float8_e4m3fn, window=window
     )
-    check_close(out, case.reference(case.query, k_scale=0.5, v_scale=3.0))
+    scales = {"k_scale": 0.5, "v_scale": 3.0}
+    caches = (case.keys, case.values, case.table, case.context)
+    out = decode_attention(case.query, *caches, num_splits=splits, window=window, **scales)
+    check_close(out, case.reference(case.query, window, **scales))
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), FLOAT8_SHAPES)
+def test_fused_float8(q_heads, kv_heads, head_dim, block_size, splits, window, early, dtype, device, rng, check_close):
+    """Attention to what was written, which is close to the keys and values (the interpreter rounds float8 badly)."""
+    case = Case(
+        q_heads, kv_heads, head_dim, block_size, dtype, device, rng, cache_dtype=torch.float8_e4m3fn, window=window
+    )
+    inverse = 1 / 10000 ** (torch.arange(0, head_dim, 2, device=device) / head_dim)
+    cos_sin = rotary_cos_sin(inverse, 256)
+    scales = {"k_scale": 0.5, "v_scale": 3.0}
+    options = {"num_splits": splits, "window": window, "tiles": DecodeTiles(32, 4, 2, early), **scales}
+    out = rotary_decode_attention(
+        case.qkv, cos_sin, case.keys, case.values, case.table, case.context, dtype=dtype, **options
+    )
+    shape = (len(CONTEXTS) + 1, kv_heads, 1, head_dim)
+    keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+    slots = torch.arange(1, len(CONTEXTS) + 1, device=device)
+    query = rotary_cache(case.qkv, case.context - 1, cos_sin, keys, values, slots=slots)
+    check_close(out, case.reference(query, window, **scales))
+    position = case.context.long() - 1
+    block = case.table.gather(1, (position // block_size)[:, None])[:, 0].long()
+    for cache, expected, scale in ((case.keys, keys, 0.5), (case.values, values, 3.0)):
+        check_close(cache[block, :, position % block_size].float() * scale, expected[1:, :, 0].float(), 0.12)
 
 
 def test_workspace_is_reused_and_results_repeat(device, rng):

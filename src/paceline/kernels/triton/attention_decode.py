@@ -129,6 +129,61 @@ def _add_up(partial, partial_lse, target, count, v_scale, GROUP: tl.constexpr, D
 
 
 @triton.jit
+def _begin(query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, context, newest, last, split_stride,
+           key_stride, value_stride, softmax_scale, eps, k_scale, v_scale, TYPE: tl.constexpr,
+           KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr,
+           BLOCK_SIZE: tl.constexpr, FUSED: tl.constexpr, QKV_SPLITS: tl.constexpr, NORM: tl.constexpr,
+           PAIRS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """The scaled queries of a group, and the softmax (highest score, sum, result) over the newest token or nothing.
+
+    Of queries and result even and odd columns apart if PAIRS, else twice the same. The program of the ``last`` split
+    has the newest token, which it also writes.
+    """
+    if PDL:
+        gdc_wait()
+    d = tl.arange(0, D_PAD)[None, :]
+    r = tl.arange(0, ROWS)
+    in_head = d < D
+    q_mask = (r < GROUP)[:, None] & in_head
+    q_head = kv_head * GROUP + r[:, None]
+    cache_type: tl.constexpr = key_cache.dtype.element_ty
+    highest = tl.full((ROWS,), LOWEST, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, D_PAD), tl.float32)
+    if FUSED:
+        position = (context - 1).to(tl.int64)
+        partner = (d + D // 2) % D
+        angles = cos_sin + position * D + d % (D // 2)
+        cos = tl.load(angles, mask=in_head, other=0.0)
+        sin = tl.load(angles + D // 2, mask=in_head, other=0.0)
+        sin = tl.where(d < D // 2, -sin, sin)
+        q = _rotated(query + q_head * D, partner, cos, sin, d, q_mask, q_norm, split_stride, eps, QKV_SPLITS, NORM, D)
+        if last:
+            source = query + (KV_HEADS * GROUP + kv_head) * D
+            k = _rotated(source, partner, cos, sin, d, in_head, k_norm, split_stride, eps, QKV_SPLITS, NORM, D)
+            v = sum_splits(source + KV_HEADS * D + d, in_head, split_stride, QKV_SPLITS)
+            k = as_stored(k, k_scale, cache_type)
+            v = as_stored(v, v_scale, cache_type)
+            slot = (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * D + d
+            tl.store(key_cache + newest * key_stride + slot, k, mask=in_head)
+            tl.store(value_cache + newest * value_stride + slot, v, mask=in_head)
+            highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * (softmax_scale * k_scale)
+            total += 1.0
+            acc += v.to(tl.float32)
+    else:
+        q = tl.load(query + q_head * D + d, mask=q_mask, other=0.0)
+    if PAIRS:
+        # The scale comes before the cast, so that no query is beyond the range of float16.
+        q, q_odd = tl.split(tl.reshape((q.to(tl.float32) * softmax_scale).to(TYPE), (ROWS, D_PAD // 2, 2)))
+        acc, acc_odd = tl.split(tl.reshape(acc, (ROWS, D_PAD // 2, 2)))
+    else:
+        q = q.to(TYPE)
+        q_odd = q
+        acc_odd = acc
+    return q, q_odd, highest, total, acc, acc_odd
+
+
+@triton.jit(do_not_specialize=["num_splits", "window", "table_stride"])
 def _decode_kernel(
     query,
     key_cache,
@@ -169,6 +224,7 @@ def _decode_kernel(
     NORM: tl.constexpr,
     PAIRS: tl.constexpr,
     NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % KV_HEADS
@@ -194,61 +250,34 @@ def _decode_kernel(
     d = tl.arange(0, D_PAD)[None, :]
     r = tl.arange(0, ROWS)
     t = tl.arange(0, TILE)
-    in_head = d < D
-    q_mask = (r < GROUP)[:, None] & in_head
-    q_head = kv_head * GROUP + r[:, None]
+    q_mask = (r < GROUP)[:, None] & (d < D)
     table = block_table + row * table_stride
     block = tile_blocks(table, low, high, BLOCK_SIZE, TILE)
-    if FUSED:
-        newest = tl.load(table + (context - 1) // BLOCK_SIZE).to(tl.int64)
-    if PDL:
-        gdc_wait()
+    newest = tl.load(table + (context - 1) // BLOCK_SIZE).to(tl.int64)
+    query += row * query_stride
     out_type: tl.constexpr = out.dtype.element_ty
     # A float8 is exact in float16, which it becomes in one step, and not in bfloat16.
     compute_type: tl.constexpr = tl.float16 if PAIRS and out_type == tl.bfloat16 else out_type
-    cache_type: tl.constexpr = key_cache.dtype.element_ty
-    scale = softmax_scale * k_scale
-    highest = tl.full((ROWS,), LOWEST, tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, D_PAD), tl.float32)
-    source = query + row * query_stride
-    if FUSED:
-        position = (context - 1).to(tl.int64)
-        partner = (d + D // 2) % D
-        angles = cos_sin + position * D + d % (D // 2)
-        cos = tl.load(angles, mask=in_head, other=0.0)
-        sin = tl.load(angles + D // 2, mask=in_head, other=0.0)
-        sin = tl.where(d < D // 2, -sin, sin)
-        q = _rotated(source + q_head * D, partner, cos, sin, d, q_mask, q_norm, split_stride, eps, QKV_SPLITS, NORM, D)
-        if split == active - 1:
-            source += (KV_HEADS * GROUP + kv_head) * D
-            k = _rotated(source, partner, cos, sin, d, in_head, k_norm, split_stride, eps, QKV_SPLITS, NORM, D)
-            v = sum_splits(source + KV_HEADS * D + d, in_head, split_stride, QKV_SPLITS)
-            k = as_stored(k, k_scale, cache_type)
-            v = as_stored(v, v_scale, cache_type)
-            slot = (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * D + d
-            tl.store(key_cache + newest * key_stride + slot, k, mask=in_head)
-            tl.store(value_cache + newest * value_stride + slot, v, mask=in_head)
-            highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
-            total += 1.0
-            acc += v.to(tl.float32)
-    else:
-        q = tl.load(source + q_head * D + d, mask=q_mask, other=0.0)
-
     ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # that one number of the cache holds
     if PAIRS:
-        # Even and odd elements of the heads, beside each other in the cache, are two products each.
-        # The scale of the scores comes first, so that no query is beyond the range of float16.
-        q = (q.to(tl.float32) * softmax_scale).to(compute_type)
         scale = k_scale
-        q, q_odd = tl.split(tl.reshape(q, (ROWS, D_PAD // 2, 2)))
-        acc, acc_odd = tl.split(tl.reshape(acc, (ROWS, D_PAD // 2, 2)))
         key_head = key_cache.to(tl.pointer_type(tl.int16))
         value_head = value_cache.to(tl.pointer_type(tl.int16))
     else:
-        q = q.to(compute_type)
+        scale = softmax_scale * k_scale
         key_head = key_cache
         value_head = value_cache
+    if EARLY:
+        q = tl.zeros((ROWS, D_PAD // ELEMENTS), compute_type)
+        highest = tl.zeros((ROWS,), tl.float32)
+        acc = tl.zeros((ROWS, D_PAD // ELEMENTS), tl.float32)
+        q_odd, total, acc_odd = q, highest, acc
+        high = tl.maximum(high, low + 1)  # one turn of the loop at least
+    else:
+        q, q_odd, highest, total, acc, acc_odd = _begin(
+            query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, context, newest, split == active - 1,
+            split_stride, key_stride, value_stride, softmax_scale, eps, k_scale, v_scale, compute_type, KV_HEADS, GROUP,
+            D, D_PAD, ROWS, BLOCK_SIZE, FUSED, QKV_SPLITS, NORM, PAIRS, PDL)  # fmt: skip
     columns = tl.arange(0, D_PAD // ELEMENTS)[None, :]
     key_head += kv_head * (BLOCK_SIZE * D // ELEMENTS) + columns
     value_head += kv_head * (BLOCK_SIZE * D // ELEMENTS) + columns
@@ -263,6 +292,14 @@ def _decode_kernel(
         mask = seen[:, None] & (columns < D // ELEMENTS)
         k = tl.load(keys, mask=mask, other=0)
         v = tl.load(values, mask=mask, other=0)
+        if EARLY:  # noqa: SIM102, a constant and a number of the GPU are no condition together
+            # The pipeline has the loads of the first tiles on their way before this.
+            if tile == low:
+                q, q_odd, highest, total, acc, acc_odd = _begin(
+                    query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, context, newest,
+                    split == active - 1, split_stride, key_stride, value_stride, softmax_scale, eps, k_scale, v_scale,
+                    compute_type, KV_HEADS, GROUP, D, D_PAD, ROWS, BLOCK_SIZE, FUSED, QKV_SPLITS, NORM, PAIRS,
+                    PDL)  # fmt: skip
         if PAIRS:
             k, k_odd = _widened(k, compute_type, NATIVE)
             v, v_odd = _widened(v, compute_type, NATIVE)
@@ -308,11 +345,13 @@ class DecodeTiles:
         tokens: a tile of keys, a power of 2 from 16.
         warps: of a program.
         stages: one more than the tiles that are loaded ahead.
+        early: the fused kernel loads keys and values before it waits for ``qkv``. Takes more registers: for few rows.
     """
 
     tokens: int
     warps: int
     stages: int
+    early: bool = False
 
     @classmethod
     def of(cls, head_dim: int, itemsize: int) -> "DecodeTiles":
@@ -558,6 +597,7 @@ def _launch(
         NORM=q_norm is not None,
         PAIRS=key_cache.element_size() == 1,
         NATIVE=key_cache.is_cuda,
+        EARLY=tiles.early and cos_sin is not None,
         PDL=pdl,
         num_warps=tiles.warps,
         **options,

@@ -70,6 +70,9 @@ class FakeRunner:
         self.steps.append(step)
         return Done(self._apply(step))
 
+    def idle(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

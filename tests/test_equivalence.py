@@ -46,7 +46,7 @@ def core_maker(path: Path, dtype: str = "float32") -> MakeCore:
     def make(**knobs) -> EngineCore:
         config = EngineConfig(**{"model": str(path), "dtype": dtype, "kv_cache_bytes": 1 << 26, **knobs})
         runner = CPURunner(config, checkpoint, decoder=decoder)
-        return assemble(config, runner, runner.limits, checkpoint.generation.eos_ids)
+        return assemble(config, runner.sizes, runner, runner.limits, checkpoint.generation.eos_ids)
 
     return make
 

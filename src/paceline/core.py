@@ -7,6 +7,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.limits import Limits
 from paceline.engine.request import CoreOutput, CoreStats, Request
 from paceline.engine.scheduler import Scheduled, Scheduler
+from paceline.engine.sizes import Sizes
 from paceline.engine.step import Handle, Runner
 
 Progress = Callable[[str, float], None]
@@ -48,6 +49,10 @@ class EngineCore:
         scheduled, handle = self._under_way.popleft()
         return self._scheduler.commit(scheduled, handle.result())
 
+    def idle(self) -> bool:
+        """Lets the runner use a moment without work. Returns whether it has more to do in such moments."""
+        return self._runner.idle()
+
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
@@ -73,24 +78,23 @@ def build_core(config: EngineConfig, progress: Progress | None = None) -> Engine
     """Loads the model that ``config`` names and makes an engine of it."""
     from paceline.checkpoint.checkpoint import open_checkpoint
     from paceline.checkpoint.source import locate
-    from paceline.runner.cpu import CPURunner
+    from paceline.runner.make_runner import make_runner
 
     checkpoint = open_checkpoint(locate(config.model))
-    runners = {"auto": CPURunner, "cpu": CPURunner}
-    runner = runners[config.device](config, checkpoint, progress)
-    return assemble(config, runner, runner.limits, checkpoint.generation.eos_ids)
+    runner = make_runner(config, checkpoint, progress)
+    return assemble(config, runner.sizes, runner, runner.limits, checkpoint.generation.eos_ids)
 
 
-def assemble(config: EngineConfig, runner: Runner, limits: Limits, eos_ids: Sequence[int]) -> EngineCore:
+def assemble(config: EngineConfig, sizes: Sizes, runner: Runner, limits: Limits, eos_ids: Sequence[int]) -> EngineCore:
     """Joins a runner with a scheduler that knows its limits."""
     scheduler = Scheduler(
         runner.kv_groups,
-        block_size=config.block_size,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_rows=config.max_rows,
+        block_size=sizes.block_size,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        max_rows=sizes.max_rows,
         max_model_len=limits.max_model_len,
         eos_ids=eos_ids,
         prefix_cache=config.prefix_cache,
     )
-    return EngineCore(scheduler, runner, config.depth or 1, limits)
+    return EngineCore(scheduler, runner, sizes.depth, limits)

@@ -60,7 +60,7 @@ class LLM:
 
     @property
     def limits(self) -> Limits:
-        return self._live.limits
+        return self.core.limits
 
     def generate(
         self,
@@ -124,7 +124,8 @@ class LLM:
         self.close()
 
     @property
-    def _live(self) -> EngineCore:
+    def core(self) -> EngineCore:
+        """The engine, for whoever times requests one by one. Raises RuntimeError once it is closed or has failed."""
         if self._core is None:
             raise RuntimeError("this LLM is closed, or its engine has failed; make a new one")
         return self._core
@@ -136,7 +137,7 @@ class LLM:
         default: SamplingParams,
         progress: bool,
     ) -> list[RequestOutput]:
-        core = self._live
+        core = self.core
         # Whatever else it is, the limits refuse it.
         one_for_all: Any = default if params is None else params
         each: Sequence[Any] = one_for_all if is_list(one_for_all) else [one_for_all] * len(prompts)

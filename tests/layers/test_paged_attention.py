@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from paceline.kernels.attention import paged_attention
 from paceline.layers import gather_attention
-from paceline.layers.attention import AttentionBatch
-from paceline.layers.attention_backends import BACKENDS, attention_backend
+from paceline.layers.attention import AttentionBatch, AttentionSpec
+from paceline.layers.attention_backends import attention_backend
 from paceline.layers.kv_cache import KVCache, KVLayout
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
@@ -26,14 +26,27 @@ def paged(rows, block_size, dtype=torch.float32, seed=0):
     layout = KVLayout(layer_groups=(0,), num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, block_size=block_size, dtype=dtype)
     cache = KVCache(layout, [sum(blocks) + 1])
     cache.data[0].copy_(torch.randn(cache.data[0].shape, generator=generator))
-    batch = AttentionBatch.of([n for n, _ in rows], [context for _, context in rows], [table], block_size)
+    batch = AttentionBatch.of([n for n, _ in rows], [context for _, context in rows], [table])
     query = torch.randn(sum(n for n, _ in rows), HEADS, HEAD_DIM, generator=generator).to(dtype)
     return query, cache, batch
 
 
+def spec(head_dim=HEAD_DIM):
+    return AttentionSpec(
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=head_dim,
+        inverse_frequencies=torch.ones(head_dim // 2),
+        rope_scale=1.0,
+        max_position=200,
+        norm_eps=1e-6,
+    )
+
+
 def attend(query, cache, batch, window=None):
-    backend = attention_backend(CPU, query.dtype, HEAD_DIM)
-    return backend.attend(backend.plan(batch, 0, window, cache), query, cache, 0).view_as(query)
+    backend = attention_backend(spec(), CPU, query.dtype, query.dtype)
+    assert isinstance(backend, gather_attention.GatherAttention)
+    return backend.read(backend.plan(batch, 0, window, cache), query, cache, 0).view_as(query)
 
 
 def reference(query, cache, batch, window=None):
@@ -87,7 +100,7 @@ def test_a_row_is_the_same_alone_and_among_others(window, dtype):
     together = attend(query, cache, batch, window)
     for row, (n, context) in enumerate(rows):
         if n:
-            alone = AttentionBatch.of([n], [context], [batch.block_tables[0][row : row + 1]], 16)
+            alone = AttentionBatch.of([n], [context], [batch.block_tables[0][row : row + 1]])
             tokens = slice(batch.query_start[row], batch.query_start[row + 1])
             close = 1e-6 if dtype == torch.float32 else 1e-2
             torch.testing.assert_close(
@@ -112,13 +125,14 @@ def test_stale_and_foreign_slots_are_never_read(window):
 
 def test_positions_and_slots():
     table = torch.tensor([[3, 1, 0], [2, 4, 5]])
-    batch = AttentionBatch.of([1, 3], [5, 9], [table], 4)
+    batch = AttentionBatch.of([1, 3], [5, 9], [table])
     assert batch.query_start.tolist() == [0, 1, 4]
     assert batch.positions.tolist() == [4, 6, 7, 8]
-    assert batch.slots[0].tolist() == [4, 4 * 4 + 2, 4 * 4 + 3, 5 * 4]
+    assert batch.slots(0, 4).tolist() == [4, 4 * 4 + 2, 4 * 4 + 3, 5 * 4]
 
 
 def test_backends_refuse_what_they_do_not_serve():
     with pytest.raises(ValueError, match=r"gather.*float64"):
-        attention_backend(CPU, torch.float64, 64)
-    assert all(backend.name for backend in BACKENDS)
+        attention_backend(spec(64), CPU, torch.float64, torch.float64)
+    with pytest.raises(ValueError, match=r"gather.*float8.*cpu"):
+        attention_backend(spec(), CPU, torch.bfloat16, torch.float8_e4m3fn)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from paceline.layers.attention import AttentionBatch
-from paceline.layers.kv_cache import KVCache
 from paceline.models.decoder import Decoder
 
 
@@ -24,15 +23,15 @@ class Steps:
                 table[row, : len(ids)] = ids
             self.tables.append(table)
         self.decoder, self.block_size = decoder, block_size
-        self.cache = KVCache(decoder.kv_layout(block_size), [sum(blocks) + 1] * len(self.tables))
+        self.cache = decoder.make_cache(decoder.kv_layout(block_size), [sum(blocks) + 1] * len(self.tables))
         self.done = [0] * len(lengths)
 
     def step(self, tokens: Sequence[Tensor]) -> list[Tensor]:
         """Logits of each row's new ``tokens``, ``[n, vocab]`` each."""
         counts = [len(row) for row in tokens]
         self.done = [done + n for done, n in zip(self.done, counts, strict=True)]
-        batch = AttentionBatch.of(counts, self.done, self.tables, self.block_size)
-        hidden = self.decoder.forward(torch.cat(list(tokens)), batch.positions, batch, self.cache)
+        batch = AttentionBatch.of(counts, self.done, self.tables)
+        hidden = self.decoder.forward(torch.cat(list(tokens)), batch, self.cache)
         return list(self.decoder.logits(hidden).split(counts))
 
 

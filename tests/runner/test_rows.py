@@ -30,10 +30,7 @@ def test_chunks_of_rows_at_different_phases():
     assert first.positions.tolist() == [0, 1, 2, 3, 4, 0, 1]
     assert first.token_rows.tolist() == [5, 5, 5, 5, 5, 2, 2]
     assert first.context_len.tolist() == [5, 2]
-    assert [slots.tolist() for slots in state.slots(first)] == [
-        [12, 13, 14, 15, 16, 24, 25],
-        [28, 29, 30, 31, 0, 4, 5],
-    ]
+    assert (first.single_rows, first.max_query_len, first.max_context) == (0, 5, 5)
     assert [table.tolist() for table in state.block_tables(first)] == [[[3, 4], [6, 0]], [[7, 0], [1, 0]]]
     state.append(np.array([2]), np.array([22]))
 
@@ -41,6 +38,7 @@ def test_chunks_of_rows_at_different_phases():
         Step(1, removed=[], added=[start(0, [1, 2, 3], [[9], [9]], computed=2)], blocks={5: [[8], [8]]})
     )
     assert second.rows.tolist() == [5, 2, 0]
+    assert (second.single_rows, second.max_query_len, second.max_context) == (3, 1, 6)
     assert second.positions.tolist() == [5, 2, 2]
     assert state.tokens[second.token_rows, second.positions].tolist() == [15, 22, 3]
 
@@ -86,3 +84,13 @@ def test_steps_that_cannot_be_carried_out():
         state.apply(Step(2, added=[start(1, [5], [[2], [2]])]))
     with pytest.raises(AssertionError, match="no block"):
         rows().apply(Step(0, added=[start(1, [5] * 5, [[2], [2, 3]])], advance={1: 5}))
+
+
+def test_rows_of_one_token_come_first():
+    state = rows()
+    state.apply(Step(0, added=[start(3, [5] * 9, [[2, 3, 4], [2, 3, 4]])], advance={3: 2}))
+    chunks = state.apply(Step(1, added=[start(1, [6], [[5], [6]]), start(0, [7], [[1], [1]])], advance={3: 4}))
+    assert chunks.rows.tolist() == [1, 0, 3]
+    assert chunks.single_rows == 2
+    assert chunks.token_rows.tolist() == [1, 0, 3, 3, 3, 3]
+    assert chunks.positions.tolist() == [0, 0, 2, 3, 4, 5]

@@ -5,8 +5,10 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 LoadFormat = Literal["auto", "dummy"]
-Device = Literal["auto", "cpu"]
+Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["auto", "fp8"]
+KVCacheDType = Literal["auto", "fp8"]
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 _AT_LEAST_1 = {
@@ -38,26 +40,35 @@ class EngineConfig:
     load_format: LoadFormat = "auto"
     """``dummy``: random weights from the model's config alone."""
     device: Device = "auto"
+    """``auto``: the GPU if there is one."""
     dtype: DType = "auto"
     """``auto``: what the checkpoint states, else float32."""
+    quantization: Quantization = "auto"
+    """``fp8``: weights become FP8 when they are loaded. ``auto``: as the checkpoint has them."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """``fp8``: keys and values in FP8, on a GPU. ``auto``: in ``dtype``."""
     threads: int | None = None
     """CPU threads for the model. None: all cores this process may use."""
-    block_size: int = 16
-    """Tokens in a KV block."""
-    max_num_batched_tokens: int = 2048
-    """Token budget of a step."""
-    max_num_seqs: int = 64
-    """Sequences that run at once."""
+    block_size: int | None = None
+    """Tokens in a KV block. None: 16 on a CPU, 64 on a GPU."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of a step. None: 2048 on a CPU, 8192 on a GPU."""
+    max_num_seqs: int | None = None
+    """Sequences that run at once. None: 64 on a CPU, 1024 on a GPU."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together. None: what the model was made for, as far as the KV cache holds it."""
     kv_cache_bytes: int | None = None
     """Memory for keys and values. None: ``kv_cache_share`` decides."""
-    kv_cache_share: float = 0.2
-    """Share of the memory that is free after loading."""
+    kv_cache_share: float | None = None
+    """Share of the memory that is free after loading; on a GPU working memory is part of it. None: 0.2 on a CPU, 0.9 on
+    a GPU."""
     prefix_cache: bool = True
     """Reuse keys and values of prompts that start alike."""
     depth: int | None = None
-    """Steps in flight. None: 1 on a CPU."""
+    """Steps in flight. None: 1 on a CPU, 2 on a GPU."""
+
+    nvtx: bool = False
+    """Mark the parts of a step for NVIDIA's profilers, on a GPU."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -68,14 +79,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise InvalidConfig(f"{name}: must be at least 1 and at most {most}, not {value}")
-        if not 0 < self.kv_cache_share <= 1:
+        if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
             raise InvalidConfig(f"kv_cache_share: must be more than 0 and at most 1, not {self.kv_cache_share}")
-
-    @property
-    def max_rows(self) -> int:
-        """Row ids are below this. More than ``max_num_seqs``, because a row that was given up is not reused until the
-        step that says so is committed."""
-        return 2 * self.max_num_seqs
 
 
 def _fits(value: Any, kind: Any) -> bool:

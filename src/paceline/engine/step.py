@@ -117,5 +117,9 @@ class Runner(Protocol):
     def submit(self, step: Step) -> Handle:
         """Starts a step and returns at once. Steps take effect in the order of submission."""
 
+    def idle(self) -> bool:
+        """Does a little of what makes later steps faster; called while nothing is under way. Returns whether there is
+        more to do."""
+
     def close(self) -> None:
         """Frees the device. No step may be under way."""

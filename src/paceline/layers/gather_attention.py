@@ -5,15 +5,17 @@ Rows that compute one token go together a few at a time: one by one they cannot 
 at once they fall out of the cache.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.layers.attention import AttentionBatch
-from paceline.layers.kv_cache import KVCache
+from paceline.kernels.norm import rms_norm
+from paceline.kernels.rotary import rotary_table, rotate_
+from paceline.layers.attention import AttentionBatch, AttentionSpec, HeadNorms
+from paceline.layers.kv_cache import KVCache, KVLayout
 
 MASKED_TOKENS = 256
 """Most tokens that share a mask: more tokens cost memory, and work on keys that most of them may not see."""
@@ -64,6 +66,10 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
+    cos: Tensor
+    sin: Tensor
+    slots: Tensor
+    """Where the step's keys and values go, ``[T]``."""
     pieces: list[_Piece]
     order: Tensor | None
     """Token of the step that stands at each place of the pieces, ``[T]``; None: they stand in order."""
@@ -76,31 +82,39 @@ class GatherAttention:
 
     name = "gather"
 
+    def __init__(self, spec: AttentionSpec, dtype: torch.dtype) -> None:
+        self._spec, self._dtype = spec, dtype
+
     @staticmethod
-    def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-        return dtype in (torch.float32, torch.bfloat16, torch.float16)
+    def serves(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
+        return dtype == kv_dtype and dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+    def make_cache(self, layout: KVLayout, num_blocks: Sequence[int], device: torch.device) -> KVCache:
+        return KVCache(layout, num_blocks, device)
 
     def plan(self, batch: AttentionBatch, group: int, window: int | None, cache: KVCache) -> _Plan:
-        starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
-        spans = [
-            span
-            for row, context in enumerate(contexts)
-            for span in _spans(row, starts[row], starts[row + 1] - starts[row], context, window)
-        ]
-        chunks = [span for span in spans if span.n > 1]
-        groups = [*([span] for span in chunks), *_groups([span for span in spans if span.n == 1])]
-        data = cache.data[0]
-        scratch = data.new_empty(max((len(g) * g[-1].keys for g in groups), default=0), *data.shape[1:])
-        slots = _slots(batch.block_tables[group], max(contexts, default=0), cache.block_size)
-        mask = _mask([span for span in chunks if not span.causal], window, scratch)
-        pieces = [_piece(members, slots, scratch, mask) for members in groups]
-        order = [token for members in groups for span in members for token in range(span.start, span.start + span.n)]
+        spec = self._spec
+        cos, sin = rotary_table(batch.positions, spec.inverse_frequencies, spec.rope_scale, self._dtype)
+        slots = batch.slots(group, cache.block_size)
+        pieces, order = _pieces(batch, group, window, cache)
         if order == sorted(order):
-            return _Plan(pieces, None, None)
-        tokens = torch.tensor(order, device=data.device)
-        return _Plan(pieces, tokens, tokens.argsort())
+            return _Plan(cos, sin, slots, pieces, None, None)
+        tokens = torch.tensor(order, device=slots.device)
+        return _Plan(cos, sin, slots, pieces, tokens, tokens.argsort())
 
-    def attend(self, plan: _Plan, query: Tensor, cache: KVCache, layer: int) -> Tensor:
+    def attend(self, plan: _Plan, qkv: Tensor, norms: HeadNorms | None, cache: KVCache, layer: int) -> Tensor:
+        spec = self._spec
+        queries, rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
+        heads = qkv.view(-1, rotated + spec.num_kv_heads, spec.head_dim)
+        if norms is not None:
+            heads[:, :queries] = rms_norm(heads[:, :queries], norms.query, spec.norm_eps)
+            heads[:, queries:rotated] = rms_norm(heads[:, queries:rotated], norms.key, spec.norm_eps)
+        rotate_(heads[:, :rotated], plan.cos, plan.sin)
+        cache.write(layer, plan.slots, heads[:, queries:])
+        return self.read(plan, heads[:, :queries], cache, layer)
+
+    def read(self, plan: _Plan, query: Tensor, cache: KVCache, layer: int) -> Tensor:
+        """Attention of rotated queries ``[T, heads, head_dim]`` over what the cache holds."""
         data = cache.data[layer]
         tokens, heads, head_dim = query.shape
         kv_heads = cache.layout.num_kv_heads
@@ -126,6 +140,24 @@ class GatherAttention:
             out.append(result.permute(2, 1, 0, 3).reshape(piece.tokens, -1))
         joined = torch.cat(out)
         return joined if plan.places is None else joined.index_select(0, plan.places)
+
+
+def _pieces(batch: AttentionBatch, group: int, window: int | None, cache: KVCache) -> tuple[list[_Piece], list[int]]:
+    """What to compute, and the tokens of the step in the order in which the pieces hold them."""
+    starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
+    spans = [
+        span
+        for row, context in enumerate(contexts)
+        for span in _spans(row, starts[row], starts[row + 1] - starts[row], context, window)
+    ]
+    chunks = [span for span in spans if span.n > 1]
+    groups = [*([span] for span in chunks), *_groups([span for span in spans if span.n == 1])]
+    data = cache.data[0]
+    scratch = data.new_empty(max((len(g) * g[-1].keys for g in groups), default=0), *data.shape[1:])
+    slots = _slots(batch.block_tables[group], max(contexts, default=0), cache.block_size)
+    mask = _mask([span for span in chunks if not span.causal], window, scratch)
+    pieces = [_piece(members, slots, scratch, mask) for members in groups]
+    return pieces, [token for members in groups for span in members for token in range(span.start, span.start + span.n)]
 
 
 def _groups(spans: list[_Span]) -> Iterator[list[_Span]]:

@@ -1,29 +1,67 @@
-"""Linear layers: how a weight is kept and multiplied is a method's choice."""
+"""Linear layers: how a weight is kept and multiplied, and how its input is made, is a method's choice."""
 
 from bisect import bisect_left
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.kernels.activation import silu_mul
+from paceline.kernels.fp8 import fp8_linear_reference, quantize_rows
+from paceline.kernels.norm import rms_norm
+from paceline.layers.fp8_weight import Fp8Weight
+
+Weight = Tensor | Fp8Weight
+
 
 class LinearMethod(Protocol):
-    """One way to keep a weight and to multiply by it."""
+    """One way to keep a weight and to multiply by it.
+
+    What goes in is made by the method of the layer that takes it, because some fuse its quantisation: an *operand* is a
+    tensor ``[T, in]``, or what the method's own `normalise` and `gated` give.
+    """
 
     name: str
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether it works on this device for weights and activations of this dtype."""
+        """Whether it works on this device for activations of this dtype."""
 
-    def prepare(self, weight: Tensor) -> Tensor:
+    def prepare(self, weight: Any) -> Any:
         """The weight ``[out, in]`` in the form that `apply` takes."""
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``."""
+    def normalise(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Any:
+        """Adds ``delta`` to the residual stream, in place, and normalises the sum (RMSNorm): an operand.
+
+        Args:
+            delta: what the last layer's `apply` gave; None: there is nothing to add.
+            residual: ``[T, in]``.
+            weight: ``[in]``.
+        """
+
+    def apply(self, x: Any, weight: Any, bias: Tensor | None) -> Tensor:
+        """``x @ weight.T + bias``: an operand to ``[T, out]``, or to partial sums ``[splits, T, out]`` in float32,
+        which the same device's `normalise` and attention take."""
+
+    def gated(self, x: Any, weight: Any, bias: Tensor | None) -> Any:
+        """``silu`` of the first half of `apply` times the second: an operand ``[T, out / 2]``."""
 
 
-class Dense:
+class Plain:
+    """Operands are tensors."""
+
+    def normalise(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(residual if delta is None else residual.add_(delta), weight, eps)
+
+    def apply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def gated(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        return silu_mul(self.apply(x, weight, bias))
+
+
+class Dense(Plain):
     """The weight as it is, multiplied by torch. Serves everything."""
 
     name = "dense"
@@ -38,7 +76,22 @@ class Dense:
         return F.linear(x, weight, bias)
 
 
-class Packed:
+class Fp8Reference(Plain):
+    """FP8 weights and dynamically quantised tokens, multiplied in float32. Slow; serves everything."""
+
+    name = "fp8-reference"
+
+    def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return True
+
+    def prepare(self, weight: Fp8Weight) -> Fp8Weight:
+        return weight
+
+    def apply(self, x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+        return fp8_linear_reference(*quantize_rows(x), weight.data, weight.scale, bias, x.dtype)
+
+
+class Packed(Plain):
     """The weight in oneDNN's blocked layout, by the operators that torch.compile uses on a CPU.
 
     Meant for few tokens, where reading the weight is what takes the time.
@@ -76,23 +129,41 @@ class Packed:
 
 
 METHODS: tuple[LinearMethod, ...] = (Packed(), Dense())
-"""Best first."""
+"""For weights in the model's dtype, best first."""
 
 
-def linear_method(device: torch.device, dtype: torch.dtype) -> LinearMethod:
-    """The first method that serves."""
-    return next(method for method in METHODS if method.serves(device, dtype))
+def linear_method(device: torch.device, dtype: torch.dtype, weight: type[Weight] = Tensor) -> LinearMethod:
+    """The first method that serves weights of this kind."""
+    methods: list[LinearMethod] = [Fp8Reference()] if weight is Fp8Weight else list(METHODS)
+    if device.type == "cuda":
+        from paceline.layers.gpu_linear import DenseGPU, Fp8GPU
+
+        methods.insert(0, Fp8GPU(device) if weight is Fp8Weight else DenseGPU(device))
+    return next(method for method in methods if method.serves(device, dtype))
 
 
 class Linear:
-    """A weight and its method. Called with ``[T, in]``, gives ``[T, out]``."""
+    """A weight and its method: `normalise` makes its input, calling it gives ``[T, out]``; see `LinearMethod`."""
 
-    __slots__ = ("_apply", "bias", "weight")
+    __slots__ = ("_method", "bias", "normalise", "weight")
 
-    def __init__(self, method: LinearMethod, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._apply = method.apply
+    def __init__(self, method: LinearMethod, weight: Weight, bias: Tensor | None = None) -> None:
+        self._method = method
+        self.normalise = method.normalise
         self.weight = method.prepare(weight)
         self.bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._apply(x, self.weight, self.bias)
+    def __call__(self, x: Any) -> Tensor:
+        return self._method.apply(x, self.weight, self.bias)
+
+    def gated(self, x: Any) -> Any:
+        return self._method.gated(x, self.weight, self.bias)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps in memory."""
+        if isinstance(self.weight, Fp8Weight):
+            yield from (self.weight.data, self.weight.scale)
+        else:
+            yield self.weight
+        if self.bias is not None:
+            yield self.bias

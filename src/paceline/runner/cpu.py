@@ -12,18 +12,19 @@ from torch import Tensor
 from paceline.checkpoint.checkpoint import Checkpoint
 from paceline.engine.config import EngineConfig, InvalidConfig
 from paceline.engine.limits import Limits
+from paceline.engine.sizes import Sizes
 from paceline.engine.step import KVGroup, Step, StepResult
 from paceline.kernels.logprobs import token_logprobs
 from paceline.kernels.penalties import SeenTokens, TokenCounts
 from paceline.kernels.sampling import SamplingBatch, sample
 from paceline.layers.attention import AttentionBatch
-from paceline.layers.kv_cache import KVCache
 from paceline.models.decoder import Decoder
 from paceline.models.loader import load_decoder
 from paceline.models.registry import decoder_spec
 from paceline.runner.kv_capacity import MIB, kv_capacity
 from paceline.runner.logprob_lists import logprob_lists
 from paceline.runner.memory import available_memory
+from paceline.runner.reasons import NOT_FINITE, NOTHING_ALLOWED
 from paceline.runner.rows import Chunks, Ints, Rows
 from paceline.runner.sampling_rows import sampling_batch
 
@@ -35,14 +36,12 @@ LOGPROB_ROWS = 64
 THREADS_PER_CORE = 4
 """Far more than help; thousands would end the process."""
 
-NOT_FINITE = "the model's logits are not finite"
-NOTHING_ALLOWED = "no token may be sampled: none of the allowed ids is in the tokenizer's vocabulary"
-
 
 class CPURunner:
     """Loads a model and carries out steps, one after the other, in a thread of its own.
 
     Attributes:
+        sizes: the knobs that depend on the device.
         spec: shape of the decoder.
         limits: what requests may ask for.
         kv_groups: KV groups with their capacity.
@@ -68,20 +67,29 @@ class CPURunner:
             InvalidConfig: the KV cache is too small for ``max_model_len``, or the machine for ``threads`` or
                 ``max_num_seqs``.
         """
+        if config.nvtx:
+            raise InvalidConfig("nvtx: there is nothing to mark on a CPU")
         threads = _threads(config)
         self.spec = decoder_spec(checkpoint.config)
         dtype = getattr(torch, config.dtype if config.dtype != "auto" else checkpoint.dtype or "float32")
         self._vocab_limit = min(self.spec.vocab_size, checkpoint.tokenizer().vocab_size)
         self._decoder = decoder or load_decoder(
-            checkpoint, dtype=dtype, device="cpu", load_format=config.load_format, progress=progress
+            checkpoint,
+            dtype=dtype,
+            device="cpu",
+            kv_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
+            load_format=config.load_format,
+            quantization=config.quantization,
+            progress=progress,
         )
-        self.kv_layout = self._decoder.kv_layout(config.block_size)
+        self.sizes = sizes = Sizes.of(config, "cpu")
+        self.kv_layout = self._decoder.kv_layout(sizes.block_size)
         available = available_memory()
-        capacity = kv_capacity(config, self.kv_layout, self.spec.max_position, available)
+        capacity = kv_capacity(config, sizes, self.kv_layout, self.spec.max_position, available)
         self.limits = Limits(self.spec.vocab_size, capacity.max_model_len)
         self.kv_groups = [KVGroup(window, capacity.num_blocks) for window in self.spec.kv_windows]
-        self._cache = KVCache(self.kv_layout, [capacity.num_blocks] * len(self.kv_groups))
-        self._rows = Rows(config.max_rows, capacity.max_model_len, config.block_size, len(self.kv_groups))
+        self._cache = self._decoder.make_cache(self.kv_layout, [capacity.num_blocks] * len(self.kv_groups))
+        self._rows = Rows(sizes.max_rows, capacity.max_model_len, sizes.block_size, len(self.kv_groups))
         self._counts = TokenCounts(self.spec.vocab_size)
         self._slots: dict[int, int] = {}  # penalised row -> slot in _counts
         self._sampling: tuple[Ints, SamplingBatch] | None = None  # what was built last, and for which rows
@@ -95,13 +103,16 @@ class CPURunner:
             weights / MIB,
             str(dtype).removeprefix("torch."),
             capacity.bytes / MIB,
-            (capacity.num_blocks - 1) * config.block_size,
+            (capacity.num_blocks - 1) * sizes.block_size,
             (available - capacity.bytes) / MIB,
         )
 
     def submit(self, step: Step) -> Future[StepResult]:
         """Queues the step, which belongs to the runner from now on."""
         return self._worker.submit(self._run, step)
+
+    def idle(self) -> bool:
+        return False
 
     def close(self) -> None:
         """Ends the thread and frees weights and cache."""
@@ -142,14 +153,18 @@ class CPURunner:
     def _forward(self, chunks: Chunks) -> Tensor:
         """Hidden states of the step's tokens, ``[T, hidden]``."""
         rows = self._rows
+        tokens = rows.tokens[chunks.token_rows, chunks.positions]
         batch = AttentionBatch(
             query_start=torch.from_numpy(chunks.query_start),
             context_len=torch.from_numpy(chunks.context_len),
+            positions=torch.from_numpy(chunks.positions),
+            token_rows=torch.from_numpy(chunks.token_index),
             block_tables=tuple(map(torch.from_numpy, rows.block_tables(chunks))),
-            slots=tuple(map(torch.from_numpy, rows.slots(chunks))),
+            single_rows=chunks.single_rows,
+            max_query_len=chunks.max_query_len,
+            max_context=chunks.max_context,
         )
-        tokens = rows.tokens[chunks.token_rows, chunks.positions]
-        return self._decoder.forward(torch.from_numpy(tokens), torch.from_numpy(chunks.positions), batch, self._cache)
+        return self._decoder.forward(torch.from_numpy(tokens), batch, self._cache)
 
     def _score_prompts(self, chunks: Chunks, hidden: Tensor, result: StepResult) -> None:
         """Log-probabilities of prompt tokens: the state at a position predicts the token after it."""

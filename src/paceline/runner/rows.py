@@ -19,7 +19,8 @@ def table_bytes(max_rows: int, max_model_len: int, block_size: int, num_groups: 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What each row computes in one step. ``n`` rows, T tokens, row after row; rows that rest are left out."""
+    """What each row computes in one step. ``n`` rows, T tokens, row after row; rows that rest are left out, and those
+    that compute one token come first."""
 
     rows: Ints
     """``[n]``."""
@@ -29,10 +30,25 @@ class Chunks:
     """``[n]``: tokens of the row once they are computed."""
     query_start: Ints
     """``[n + 1]``: token ``query_start[i]`` of the step is the first of ``rows[i]``."""
-    token_rows: Ints
-    """``[T]``: row of each token."""
+    token_index: Ints
+    """``[T]``: place of each token's row in ``rows``."""
     positions: Ints
     """``[T]``: position of each token in its row."""
+    single_rows: int
+    """Rows that compute one token."""
+
+    @property
+    def token_rows(self) -> Ints:
+        """Row of each token, ``[T]``."""
+        return self.rows[self.token_index]
+
+    @property
+    def max_query_len(self) -> int:
+        return int(np.diff(self.query_start).max(initial=0))
+
+    @property
+    def max_context(self) -> int:
+        return int(self.context_len.max(initial=0))
 
 
 class Rows:
@@ -74,6 +90,11 @@ class Rows:
             self._extend(row, tables)
         return self._advance(step.advance)
 
+    def num_blocks(self, row: int) -> list[int]:
+        """Length of the row's table in each KV group."""
+        held: list[int] = self._blocks[:, row].tolist()
+        return held
+
     def append(self, rows: Ints, ids: Ints) -> None:
         """The next token of each of ``rows``."""
         self.tokens[rows, self.length[rows]] = ids
@@ -83,15 +104,9 @@ class Rows:
         """Lets the row rest until it is removed: steps already on their way may still name it."""
         self._failed.add(row)
 
-    def slots(self, chunks: Chunks) -> Iterator[Ints]:
-        """Per KV group the cache slot of each token, ``[T]``."""
-        blocks, offsets = np.divmod(chunks.positions, self.block_size)
-        for table in self.tables:
-            yield table[chunks.token_rows, blocks] * self.block_size + offsets
-
     def block_tables(self, chunks: Chunks) -> Iterator[Ints]:
         """Per KV group the tables of the step's rows, ``[n, blocks of the longest context]``."""
-        width = -(-int(chunks.context_len.max()) // self.block_size)
+        width = -(-chunks.max_context // self.block_size)
         for table in self.tables:
             yield table[chunks.rows, :width]
 
@@ -118,8 +133,9 @@ class Rows:
             counts[self._index[row]] = count
         for row in self._failed:
             counts[self._index[row]] = 0
-        computes = counts > 0
-        rows, counts = self._seated[computes], counts[computes]
+        singles, longer = np.nonzero(counts == 1)[0], np.nonzero(counts > 1)[0]
+        order = np.concatenate([singles, longer])
+        rows, counts = self._seated[order], counts[order]
         first = self.computed[rows]
         last = first + counts
         assert np.all(last <= self.length[rows]), "the step computes tokens that are not known"
@@ -128,4 +144,5 @@ class Rows:
         query_start = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=query_start[1:])
         positions = np.arange(query_start[-1]) + np.repeat(first - query_start[:-1], counts)
-        return Chunks(rows, first, last, query_start, np.repeat(rows, counts), positions)
+        token_index = np.repeat(np.arange(len(rows)), counts)
+        return Chunks(rows, first, last, query_start, token_index, positions, len(singles))

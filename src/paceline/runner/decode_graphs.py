@@ -1,0 +1,60 @@
+"""Captured decode steps: the whole forward pass of a batch as one launch."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+FIRST = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Captured before the engine is ready; the rest follows when there is nothing to do."""
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Batch sizes worth a graph of their own: dense where a few rows more cost much of a step."""
+    steps = [*range(1, 16), *range(16, 64, 4), *range(64, 128, 8), *range(128, 512, 16), *range(512, 1025, 32)]
+    return [size for size in steps if size < most] + [most] if most < 1024 else steps
+
+
+class DecodeGraphs:
+    """Graphs by batch size. They share one pool of memory, since no two ever run at once.
+
+    Attributes:
+        waiting: sizes still to be captured.
+    """
+
+    def __init__(self, forward: Callable[[int], None], sizes: list[int]) -> None:
+        """``forward(size)`` launches a step of ``size`` rows that reads and writes the same memory every time."""
+        self._forward = forward
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._captured: list[int] = []
+        # The largest first: smaller ones then find its memory in the pool.
+        self.waiting = sorted(sizes, key=lambda size: (size not in FIRST and size != max(sizes), -size))
+
+    @property
+    def first(self) -> int:
+        """How many of ``waiting`` belong before ready."""
+        return sum(1 for size in self.waiting if size in FIRST or size == max(self.waiting))
+
+    def fit(self, rows: int) -> int | None:
+        """The smallest captured size that holds so many rows."""
+        place = bisect_left(self._captured, rows)
+        return self._captured[place] if place < len(self._captured) else None
+
+    def capture(self) -> None:
+        """Captures the next waiting size. Nothing may be under way."""
+        size = self.waiting.pop(0)
+        self._forward(size)  # compiles what is not compiled yet
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._forward(size)
+        self._graphs[size] = graph
+        self._captured = sorted(self._graphs)
+
+    def replay(self, size: int) -> None:
+        self._graphs[size].replay()
+
+    def clear(self) -> None:
+        self._graphs.clear()
+        self._captured = []

@@ -1,0 +1,64 @@
+"""What a GPU keeps of the seated rows between steps, and how a step's input gets there."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.engine.step import Step
+from paceline.runner.rows import Ints, Rows
+
+ON_DEVICE = -1
+"""Stands for a token that was sampled on the device and that the host need not know."""
+
+
+def upload(values: Ints, device: torch.device) -> Tensor:
+    """An int32 copy on the device, which arrives before whatever is launched next; the host does not wait."""
+    return torch.from_numpy(values.astype(np.int32)).pin_memory().to(device, non_blocking=True)
+
+
+class DeviceRows:
+    """Block tables and last tokens of all rows, on the device.
+
+    Attributes:
+        sink_row: a row that nobody holds, whose table points to the sink: padding stands in it.
+        tables: per KV group int32 ``[max_rows + 1, max_blocks]``.
+        last_token: int32 ``[max_rows + 1]``: what each row sampled last.
+    """
+
+    def __init__(self, rows: Rows, device: torch.device) -> None:
+        self._rows, self._device = rows, device
+        self.sink_row = len(rows.length)
+        self.tables = [
+            torch.zeros(len(table) + 1, table.shape[1], dtype=torch.int32, device=device) for table in rows.tables
+        ]
+        self.last_token = torch.zeros(self.sink_row + 1, dtype=torch.int32, device=device)
+
+    def extend(self, step: Step) -> None:
+        """Copies the block ids that ``step`` brings. Called before the host's rows apply the step."""
+        none = [0] * len(self.tables)
+        new = [(start.row, none, start.blocks) for start in step.added]
+        new += [(row, self._rows.num_blocks(row), blocks) for row, blocks in step.blocks.items()]
+        if not new:
+            return
+        for group, table in enumerate(self.tables):
+            width = table.shape[1]
+            blocks = [tables[group] for _, _, tables in new]
+            count = [len(ids) for ids in blocks]
+            if not any(count):
+                continue
+            first = np.array([row * width + held[group] for row, held, _ in new])
+            place = np.repeat(first - np.cumsum([0, *count[:-1]]), count) + np.arange(sum(count))
+            entries = upload(np.stack([place, np.concatenate(blocks)]), self._device)
+            table.view(-1).index_copy_(0, entries[0].long(), entries[1])
+
+    def forget(self) -> None:
+        """Frees the memory."""
+        self.tables = []
+
+
+def concatenated(parts: Sequence[Ints]) -> tuple[Ints, list[slice]]:
+    """All parts one after the other, and where each lies."""
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    return np.concatenate(parts), [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True)]

@@ -1,0 +1,340 @@
+"""Runs steps on one GPU."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.checkpoint import Checkpoint
+from paceline.engine.config import EngineConfig
+from paceline.engine.limits import Limits
+from paceline.engine.sizes import Sizes
+from paceline.engine.step import KVGroup, Step
+from paceline.kernels.logprobs import token_logprobs
+from paceline.kernels.triton.gather_rows import gather_rows
+from paceline.layers.attention import AttentionBatch
+from paceline.models.decoder import Decoder
+from paceline.models.loader import load_decoder
+from paceline.models.registry import decoder_spec
+from paceline.runner.decode_graphs import DecodeGraphs, graph_sizes
+from paceline.runner.device_rows import ON_DEVICE, DeviceRows, concatenated, upload
+from paceline.runner.device_sampler import DeviceSampler
+from paceline.runner.gpu_step import GPUStep, PromptLogprobs
+from paceline.runner.kv_capacity import MIB, kv_capacity
+from paceline.runner.memory import available_memory
+from paceline.runner.rows import Chunks, Ints, Rows
+
+log = logging.getLogger(__name__)
+
+LOGPROB_ROWS = 64
+"""Prompt positions whose logits exist at the same time."""
+
+GRAPH_BYTES = 3 << 20
+"""What the driver keeps for one captured step, about."""
+
+
+class GPURunner:
+    """Loads a model and carries out steps. `submit` only launches: the host never waits for the GPU but in
+    `Handle.result`.
+
+    Attributes:
+        sizes: the knobs that depend on the device.
+        spec: shape of the decoder.
+        limits: what requests may ask for.
+        kv_groups: KV groups with their capacity.
+        kv_layout: what a block of each group takes.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        progress: Callable[[str, float], None] | None = None,
+        *,
+        decoder: Decoder | None = None,
+    ) -> None:
+        """Loads the weights, measures what steps take, takes memory for keys and values, captures the first graphs.
+
+        Args:
+            progress: told what is being done and the share of it that is done.
+            decoder: the checkpoint's weights, where they are loaded already.
+
+        Raises:
+            CheckpointError: the checkpoint is broken or not supported.
+            InvalidConfig: the KV cache is too small for ``max_model_len``, or the GPU for what was asked of it.
+        """
+        self._device = device = torch.device("cuda", torch.cuda.current_device())
+        self._report = progress or (lambda stage, share: None)
+        self._nvtx = config.nvtx
+        self.sizes = sizes = Sizes.of(config, "cuda")
+        self.spec = decoder_spec(checkpoint.config)
+        dtype = getattr(torch, config.dtype if config.dtype != "auto" else checkpoint.dtype or "float32")
+        self._vocab_limit = min(self.spec.vocab_size, checkpoint.tokenizer().vocab_size)
+        self._decoder = decoder or load_decoder(
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            kv_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
+            load_format=config.load_format,
+            progress=progress,
+        )
+        self.kv_layout = self._decoder.kv_layout(sizes.block_size)
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(device)[0]
+        most = min(sizes.max_num_seqs, 1024)
+        graphs = graph_sizes(most)
+        working = self._profile(most, len(graphs))
+        capacity = kv_capacity(
+            config,
+            sizes,
+            self.kv_layout,
+            self.spec.max_position,
+            free,
+            working=working,
+            host=available_memory(),
+        )
+        self.limits = Limits(self.spec.vocab_size, capacity.max_model_len)
+        self.kv_groups = [KVGroup(window, capacity.num_blocks) for window in self.spec.kv_windows]
+        self._allocate([capacity.num_blocks] * len(self.kv_groups), capacity.max_model_len)
+        self._copies = torch.cuda.Stream(device)
+        self._graphs = DecodeGraphs(self._decode, graphs)
+        first = self._graphs.first
+        for index in range(first):
+            self._report("capturing graphs", index / first)
+            self._capture()
+        weights = sum(weight.nbytes for weight in self._decoder.parameters())
+        log.info(
+            "%s on %s: weights %.2f GiB (%s), KV cache %.2f GiB for %d tokens (%s), steps %.2f GiB, %.2f GiB left",
+            checkpoint.name,
+            torch.cuda.get_device_name(device),
+            weights / 1024 / MIB,
+            str(dtype).removeprefix("torch."),
+            capacity.bytes / 1024 / MIB,
+            (capacity.num_blocks - 1) * sizes.block_size,
+            str(self.kv_layout.dtype).removeprefix("torch."),
+            working / 1024 / MIB,
+            torch.cuda.mem_get_info(device)[0] / 1024 / MIB,
+        )
+
+    def _allocate(self, num_blocks: list[int], max_model_len: int) -> None:
+        """Rows, cache, and the memory that graphs read and write."""
+        sizes, device, spec = self.sizes, self._device, self.spec
+        groups = len(num_blocks)
+        self._cache = self._decoder.make_cache(self.kv_layout, num_blocks)
+        self._rows = Rows(sizes.max_rows, max_model_len, sizes.block_size, groups)
+        self._device_rows = DeviceRows(self._rows, device)
+        self._sampler = DeviceSampler(sizes.max_rows, spec.vocab_size, self._vocab_limit, device)
+        most = min(sizes.max_num_seqs, 1024)
+        width = self._rows.tables[0].shape[1]
+        self._max_context = max_model_len
+        self._input = torch.zeros(3 * most, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(most, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(most, dtype=torch.int32, device=device)
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._tables = [torch.zeros(most, width, dtype=torch.int32, device=device) for _ in range(groups)]
+        self._hidden = torch.zeros(most, spec.hidden_size, dtype=self._decoder.dtype, device=device)
+
+    @torch.inference_mode()
+    def _profile(self, most: int, graphs: int) -> int:
+        """Bytes that the largest steps take beside weights and KV cache; the allocator keeps them."""
+        sizes, spec = self.sizes, self.spec
+        tokens = sizes.max_num_batched_tokens
+        groups = len(spec.kv_windows)
+        before = torch.cuda.mem_get_info(self._device)[0]
+        self._report("measuring memory", 0.0)
+        length = min(tokens, spec.max_position)
+        rows = max(1, tokens // length)
+        self._allocate([1] * groups, length)
+        lengths = [length] * rows
+        table = torch.zeros(rows, -(-length // sizes.block_size), dtype=torch.int32, device=self._device)
+        batch = AttentionBatch.of(lengths, lengths, [table] * groups)
+        ids = torch.zeros(sum(lengths), dtype=torch.int32, device=self._device)
+        hidden = self._decoder.forward(ids, batch, self._cache)
+        self._report("measuring memory", 0.5)
+        states = hidden.new_zeros(min(sizes.max_num_seqs, tokens), spec.hidden_size)
+        logits = self._decoder.logits(states)
+        part = logits[:LOGPROB_ROWS].float()
+        token_logprobs(part, torch.zeros(len(part), dtype=torch.int64, device=self._device), 20, self._vocab_limit)
+        torch.cuda.synchronize()
+        del batch, hidden, states, logits, part
+        eager = before - torch.cuda.mem_get_info(self._device)[0]
+        held = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._decode(most)
+        torch.cuda.synchronize()
+        decode = torch.cuda.max_memory_allocated(self._device) - held
+        return eager + 2 * decode + graphs * GRAPH_BYTES
+
+    def submit(self, step: Step) -> GPUStep:
+        """Launches the step and returns at once."""
+        with torch.inference_mode(), self._range("step"):
+            return self._launch(step)
+
+    def idle(self) -> bool:
+        """Captures one more graph. Returns whether others wait."""
+        if self._graphs.waiting:
+            with torch.inference_mode():
+                self._capture()
+        return bool(self._graphs.waiting)
+
+    def close(self) -> None:
+        """Frees weights, cache and graphs."""
+        torch.cuda.synchronize()
+        self._graphs.clear()
+        self._device_rows.forget()
+        del self._decoder, self._cache, self._tables, self._hidden, self._sampler
+        torch.cuda.empty_cache()
+
+    def _launch(self, step: Step) -> GPUStep:
+        with self._range("prepare"):
+            self._sampler.release(step.removed)
+            if step.added:
+                self._sampler.seat(step.added)
+            self._device_rows.extend(step)
+            chunks = self._rows.apply(step)
+        if len(chunks.positions) == 0:
+            return GPUStep(self._copies)
+        rows = self._rows
+        samples = np.nonzero(chunks.context_len == rows.length[chunks.rows])[0]
+        size = self._graphs.fit(len(chunks.rows)) if chunks.max_query_len == 1 else None
+        with self._range("forward"):
+            if size is not None:
+                hidden, at, device_rows, positions = self._replay(chunks, samples, size)
+            else:
+                hidden, at, device_rows, positions = self._forward(chunks, samples)
+        result = GPUStep(self._copies)
+        with self._range("sample"):
+            self._score_prompts(chunks, hidden, result)
+            if len(samples):
+                sampling = chunks.rows[samples]
+                logits = self._decoder.logits(hidden if at is None else hidden.index_select(0, at))
+                drawn = self._sampler.sample(logits, sampling, device_rows, positions)
+                self._device_rows.last_token.index_copy_(0, device_rows.long(), drawn.ids)
+                tops = [rows.starts[row].params.logprobs for row in sampling.tolist()] if drawn.logprobs else []
+                result.take(sampling, drawn, tops)
+                rows.append(sampling, np.full(len(sampling), ON_DEVICE))
+        result.launched()
+        return result
+
+    def _replay(self, chunks: Chunks, samples: Ints, size: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """One token a row by a graph of ``size`` rows: hidden states, which of them sample (None: all), and for these
+        their rows and the positions that their tokens take."""
+        n = len(chunks.rows)
+        packed = np.zeros(3 * size, np.int64)
+        packed[:n] = chunks.rows
+        packed[n:size] = self._device_rows.sink_row
+        packed[size : size + n] = chunks.context_len
+        packed[size + n : 2 * size] = 1
+        packed[2 * size : 2 * size + n] = self._rows.tokens[chunks.rows, chunks.positions]
+        self._input[: 3 * size].copy_(_pinned(packed), non_blocking=True)
+        self._graphs.replay(size)
+        hidden, device_rows, positions = self._hidden[:n], self._input[:n], self._input[size : size + n]
+        if len(samples) == n:
+            return hidden, None, device_rows, positions
+        at = upload(samples, self._device)
+        return hidden, at, device_rows.index_select(0, at), positions.index_select(0, at)
+
+    def _decode(self, size: int) -> None:
+        """What a graph of ``size`` rows does: from ``_input`` to ``_hidden``."""
+        rows, context_len, known = self._input[: 3 * size].view(3, size)
+        tables = [table[:size] for table in self._tables]
+        gather_rows(
+            rows,
+            context_len,
+            known,
+            self._device_rows.last_token,
+            self._device_rows.tables,
+            block_size=self.sizes.block_size,
+            tokens=self._tokens,
+            positions=self._positions,
+            out_tables=tables,
+        )
+        batch = AttentionBatch(
+            query_start=self._starts[: size + 1],
+            context_len=context_len,
+            positions=self._positions[:size],
+            token_rows=self._starts[:size],
+            block_tables=tuple(tables),
+            single_rows=size,
+            max_query_len=1,
+            max_context=self._max_context,
+        )
+        self._hidden[:size].copy_(self._decoder.forward(self._tokens[:size], batch, self._cache))
+
+    def _capture(self) -> None:
+        self._input.zero_()
+        size = self._graphs.waiting[0]
+        self._input[:size] = self._device_rows.sink_row
+        self._input[size : 2 * size] = 1
+        self._graphs.capture()
+
+    def _forward(self, chunks: Chunks, samples: Ints) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Any step, launch by launch; returns what `_replay` does."""
+        sampling = chunks.rows[samples]
+        packed, slices = concatenated(
+            [
+                chunks.rows,
+                chunks.context_len,
+                chunks.query_start,
+                chunks.positions,
+                chunks.token_index,
+                self._rows.tokens[chunks.token_rows, chunks.positions],
+                chunks.query_start[samples + 1] - 1,
+                sampling,
+                self._rows.length[sampling],
+            ]
+        )
+        ints = upload(packed, self._device)
+        rows, context_len, query_start, positions, token_rows, known, at, device_rows, next_positions = (
+            ints[part] for part in slices
+        )
+        last = self._device_rows.last_token.index_select(0, rows.index_select(0, token_rows))
+        width = -(-chunks.max_context // self.sizes.block_size)
+        batch = AttentionBatch(
+            query_start=query_start,
+            context_len=context_len,
+            positions=positions,
+            token_rows=token_rows,
+            block_tables=tuple(table[:, :width].index_select(0, rows) for table in self._device_rows.tables),
+            single_rows=chunks.single_rows,
+            max_query_len=chunks.max_query_len,
+            max_context=chunks.max_context,
+        )
+        hidden = self._decoder.forward(torch.where(known == ON_DEVICE, last, known), batch, self._cache)
+        return hidden, at, device_rows, next_positions
+
+    def _score_prompts(self, chunks: Chunks, hidden: Tensor, result: GPUStep) -> None:
+        """Log-probabilities of prompt tokens: the state at a position predicts the token after it."""
+        starts = self._rows.starts
+        for index, row in enumerate(chunks.rows.tolist()):
+            top = starts[row].prompt_logprobs
+            if top is None:
+                continue
+            first = int(chunks.first[index]) + 1
+            count = min(int(chunks.context_len[index]) + 1, starts[row].prompt_len) - first
+            if count <= 0:
+                continue
+            states = hidden[chunks.query_start[index] :][:count]
+            ids = upload(self._rows.tokens[row, first : first + count], self._device).long()
+            parts = [
+                token_logprobs(self._decoder.logits(part).float(), targets, top, self._vocab_limit)
+                for part, targets in zip(states.split(LOGPROB_ROWS), ids.split(LOGPROB_ROWS), strict=True)
+            ]
+            result.score(PromptLogprobs(row, first, top), parts)
+
+    @contextmanager
+    def _range(self, name: str) -> Iterator[None]:
+        """Shows up in NVIDIA's profilers, if asked for."""
+        if not self._nvtx:
+            yield
+            return
+        with torch.cuda.nvtx.range(name):
+            yield
+
+
+def _pinned(values: Any) -> Tensor:
+    return torch.from_numpy(values.astype(np.int32)).pin_memory()

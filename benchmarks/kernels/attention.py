@@ -1,22 +1,33 @@
 """Attention kernels on one GPU: each against a plain reference, then speed beside the limits of memory and compute.
 
-    PYTHONPATH=src python benchmarks/kernels/attention.py [--check-only]
+    python benchmarks/kernels/attention.py [--check-only | --decode-tuning] [--out FOLDER]
 
 Shapes are Llama-3-8B's (32 query and 8 kv heads of 128). Times are medians of CUDA graph replays over so many layers
 that no cache is left in L2. TB/s counts the keys and values of the context once, TFLOP/s the scores that causality
-leaves.
+leaves. ``--decode-tuning`` compares ways to cut decode attention instead, and writes ``decode-attention.json``.
 """
 
 import argparse
 import itertools
+import json
+import multiprocessing
+import os
+import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from paceline.kernels.table import SkinnyConfig
 from paceline.kernels.triton.attention_decode import (
     DecodeTiles,
     DecodeWorkspace,
@@ -25,7 +36,9 @@ from paceline.kernels.triton.attention_decode import (
     rotary_decode_attention,
 )
 from paceline.kernels.triton.attention_prefill import PrefillTiles, gather_kv, prefill_attention, prefill_sdpa
+from paceline.kernels.triton.gemv import gemv
 from paceline.kernels.triton.rotary_cache import rotary_cache, rotary_cos_sin
+from paceline.kernels.triton.skinny_linear import skinny_linear
 
 READ_TBS, BF16_TFLOPS = 4.64, 670.0
 """Streaming read and bf16 matrix products, as measured on an H200."""
@@ -285,11 +298,203 @@ def time_prefill() -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Cut:
+    """One way to cut decode attention."""
+
+    tiles: DecodeTiles
+    splits: int
+
+    def __str__(self) -> str:
+        early = " early" if self.tiles.early else ""
+        return f"{self.tiles.tokens}/{self.tiles.warps}/{self.tiles.stages} x{self.splits}{early}"
+
+
+TUNED = {
+    # rows, context: splits
+    (1, 2048): (8, 16, 32),
+    (8, 2048): (3, 4, 6, 8, 12),
+    (64, 2048): (1, 2, 3, 4),
+    (256, 2112): (1, 2),
+    (512, 1200): (1, 2),
+}
+
+
+def cuts(rows: int, splits: Sequence[int], dtype: torch.dtype) -> list[Cut]:
+    tiles = [(64, 2, 3), (64, 4, 3), (32, 1, 3), (32, 2, 4)]
+    if dtype == FLOAT8:
+        tiles += [(64, 2, 4), (32, 1, 4), (128, 4, 3), (128, 2, 3), (32, 2, 3)]
+    else:
+        tiles += [(64, 2, 2), (64, 4, 2), (32, 2, 3), (32, 1, 2), (128, 4, 2)]
+    early = [(64, 4, 3), (64, 2, 3), (32, 2, 4), (128, 8, 2), (64, 4, 4)] if rows <= 64 else [(64, 4, 3)]
+    choices = [DecodeTiles(*cut) for cut in tiles] + [DecodeTiles(*cut, early=True) for cut in early]
+    return [Cut(choice, count) for choice in choices for count in splits]
+
+
+class Decode:
+    """Fused decode attention of Llama-3-8B in as many layers as the L2 cache cannot hold."""
+
+    def __init__(self, rows: int, context: int, dtype: torch.dtype) -> None:
+        self.rows, self.length = rows, context
+        self.layers = Layers(rows, context, 64, dtype)
+        self.cos_sin = rotary_cos_sin(5e5 ** (-torch.arange(0, HEAD_DIM, 2, device="cuda") / HEAD_DIM), 4096)
+        self.qkv = torch.randn(rows, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, device="cuda").to(torch.bfloat16)
+        self.sample = sorted({0, rows // 2, rows - 1})
+
+    def attend(self, cut: Cut) -> Callable[..., Tensor]:
+        return partial(
+            rotary_decode_attention,
+            cos_sin=self.cos_sin,
+            block_table=self.layers.table,
+            context_len=self.layers.context,
+            num_splits=cut.splits,
+            dtype=torch.bfloat16,
+            workspace=DecodeWorkspace.of(self.rows, Q_HEADS, KV_HEADS, HEAD_DIM, cut.splits, "cuda"),
+            tiles=cut.tiles,
+            pdl=True,
+        )
+
+    def newest(self, cache: Tensor) -> Tensor:
+        block = self.layers.table[:, (self.length - 1) // 64].long()
+        return cache[block, :, (self.length - 1) % 64]
+
+    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The result of the sampled rows in the first layer, and the newest keys and values."""
+        heads = self.qkv.view(self.rows, -1, HEAD_DIM)
+        query = rotated(heads[:, :Q_HEADS], self.layers.context - 1, self.cos_sin)
+        key = rotated(heads[:, Q_HEADS:-KV_HEADS], self.layers.context - 1, self.cos_sin)
+        value = heads[:, -KV_HEADS:]
+        keys, values = self.layers.caches[0]
+        block = self.layers.table[:, (self.length - 1) // 64].long()
+        for cache, new in ((keys, key), (values, value)):
+            cache[block, :, (self.length - 1) % 64] = new.to(cache.dtype)
+        table = self.layers.table[self.sample]
+        count = len(self.sample)
+        out = reference(query[self.sample], keys, values, table, [1] * count, [self.length] * count, None)
+        return out, key, value
+
+    def error(self, cut: Cut, expected: tuple[Tensor, Tensor, Tensor]) -> float:
+        """Relative error of the result; ArithmeticError if it or what was written is wrong."""
+        keys, values = self.layers.caches[0]
+        block = self.layers.table[:, (self.length - 1) // 64].long()
+        for cache in (keys, values):
+            cache[block, :, (self.length - 1) % 64] = torch.zeros((), device="cuda").to(cache.dtype)
+        out = self.attend(cut)(self.qkv, key_cache=keys, value_cache=values)
+        error = relative_error(out[self.sample], expected[0])
+        written = max(relative_error(self.newest(keys), expected[1]), relative_error(self.newest(values), expected[2]))
+        if not error < 1e-2 or not written < 4e-2:
+            raise ArithmeticError(f"relative error {error:.1e}, of the newest keys and values {written:.1e}")
+        return error
+
+    def time(self, cut: Cut) -> float:
+        attend = partial(self.attend(cut), self.qkv)
+        return microseconds(self.layers.calls(attend))
+
+    def time_behind_linear(self, cuts: Sequence[Cut]) -> list[float]:
+        """As in a model: what a call adds to the product in front of it, whose kernel ends while this one starts."""
+        width = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+        weights = [torch.randn(width, 4096, device="cuda").to(torch.bfloat16) / 64 for _ in range(6)]
+        x = torch.randn(self.rows, 4096, device="cuda").to(torch.bfloat16)
+        linear = gemv if self.rows == 1 else partial(skinny_linear, config=SkinnyConfig(64, 128, 1, 4, 4, early=True))
+        pairs = list(zip(self.layers.caches, itertools.cycle(weights), strict=False))
+
+        def alone(weight: Tensor) -> None:
+            linear(x, weight, pdl=True)
+
+        def followed(attend: Callable[..., Tensor], caches: tuple[Tensor, ...], weight: Tensor) -> None:
+            attend(linear(x, weight, pdl=True), key_cache=caches[0], value_cache=caches[1])
+
+        base = microseconds([partial(alone, weight) for _, weight in pairs])
+        return [
+            microseconds([partial(followed, self.attend(cut), caches, weight) for caches, weight in pairs]) - base
+            for cut in cuts
+        ]
+
+
+def compile_cuts(jobs: Sequence[tuple[Cut, torch.dtype]]) -> int:
+    """Fills the kernel cache on disk, in a process of its own; returns how many failed."""
+    failed = 0
+    for cut, dtype in jobs:
+        case = Decode(2, 256, dtype)
+        keys, values = case.layers.caches[0]
+        try:
+            case.attend(cut)(case.qkv, key_cache=keys, value_cache=values)
+        except Exception as error:
+            print(f"does not compile: {cut} {dtype}: {error!r:.150}")
+            failed += 1
+    return failed
+
+
+def tune_decode(out: Path) -> bool:
+    """Prints the fastest cuts of each case and writes all; whether every result was right."""
+    begin = time.monotonic()
+    dtypes = (torch.bfloat16, FLOAT8)
+    all_cuts = ((cut, dtype) for dtype in dtypes for (rows, _), s in TUNED.items() for cut in cuts(rows, s, dtype))
+    jobs = list({(Cut(cut.tiles, min(cut.splits, 2)), dtype) for cut, dtype in all_cuts})
+    workers = max(1, min(14, (os.cpu_count() or 1) - 2))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        failed = sum(pool.map(compile_cuts, [jobs[i::workers] for i in range(workers)]))
+    print(f"[{time.monotonic() - begin:.0f} s] {len(jobs)} kernels compiled, {failed} failed", flush=True)
+    rows_of_json: list[dict[str, object]] = []
+    right = failed == 0
+    for ((rows, context), splits), dtype in itertools.product(TUNED.items(), dtypes):
+        case = Decode(rows, context, dtype)
+        expected = case.expected()
+        timed: dict[Cut, float] = {}
+        name = "fp8" if dtype == FLOAT8 else "bf16"
+        for cut in cuts(rows, splits, dtype):
+            entry = {"rows": rows, "context": context, "kv": name, **asdict(cut.tiles), "splits": cut.splits}
+            try:
+                error = case.error(cut, expected)
+                timed[cut] = case.time(cut)
+            except Exception as failure:
+                print(f"  left out: {rows} x {context} {name} {cut}: {failure!r:.150}")
+                rows_of_json.append({**entry, "failure": repr(failure)[:300]})
+                right = False
+                continue
+            rows_of_json.append({**entry, "us": timed[cut], "error": error})
+        if not timed:
+            continue
+        rule = num_decode_splits(rows, KV_HEADS, context)
+        default = Cut(DecodeTiles.of(HEAD_DIM, dtype.itemsize), rule)
+        if default not in timed:
+            timed[default] = case.time(default)
+        best = sorted(timed, key=timed.__getitem__)
+        floor = case.layers.bytes / READ_TBS / 1e6
+        print(
+            f"[{time.monotonic() - begin:.0f} s] {name} {rows} x {context}: floor {floor:.1f} us,"
+            f" default {default} {timed[default]:.1f} us"
+        )
+        behind: dict[Cut, float] = {}
+        if rows <= 64:
+            shown = [*best[:3], *[cut for cut in best[3:] if cut.tiles.early != best[0].tiles.early][:2], default]
+            behind = dict(zip(shown, case.time_behind_linear(shown), strict=True))
+        for cut in dict.fromkeys([*best[:6], *behind]):
+            line = f"    {cut!s:<22}{timed[cut]:8.1f} us {case.layers.bytes / timed[cut] / 1e6:6.2f} TB/s"
+            print(line + (f", behind the product {behind[cut]:.1f} us" if cut in behind else ""), flush=True)
+        rows_of_json += [
+            {"rows": rows, "context": context, "kv": name, **asdict(cut.tiles), "splits": cut.splits, "behind_us": us}
+            for cut, us in behind.items()
+        ]
+        del case, expected
+        torch.cuda.empty_cache()
+    out.mkdir(parents=True, exist_ok=True)
+    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "timings": rows_of_json}
+    (out / "decode-attention.json").write_text(json.dumps(result, indent=1))
+    print(f"[{time.monotonic() - begin:.0f} s] " + ("every result is right" if right else "SOMETHING IS WRONG"))
+    return right
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check-only", action="store_true", help="no timing")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check-only", action="store_true", help="no timing")
+    mode.add_argument("--decode-tuning", action="store_true", help="compare ways to cut decode attention")
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for what tuning writes")
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
+    if arguments.decode_tuning:
+        raise SystemExit(not tune_decode(arguments.out))
     results = check(
         torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float16, 1001 if on_gpu else 131
     )

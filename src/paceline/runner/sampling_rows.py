@@ -25,8 +25,8 @@ def sampling_batch(starts: Sequence[RowStart], vocab_limit: int, device: torch.d
     Ids from ``vocab_limit`` on are left out: they are never sampled, and a stray one cannot reach another row's logits.
     """
     params = [start.params for start in starts]
-    filtered = [i for i, p in enumerate(params) if not p.greedy and _filters(p, vocab_limit)]
-    random = [i for i, p in enumerate(params) if not p.greedy and not _filters(p, vocab_limit)]
+    filtered = [i for i, p in enumerate(params) if not p.greedy and filters(p, vocab_limit)]
+    random = [i for i, p in enumerate(params) if not p.greedy and not filters(p, vocab_limit)]
     return SamplingBatch(
         vocab_limit=vocab_limit,
         random=_random(starts, random, device) if random else None,
@@ -38,8 +38,21 @@ def sampling_batch(starts: Sequence[RowStart], vocab_limit: int, device: torch.d
     )
 
 
-def _filters(params: SamplingParams, vocab_limit: int) -> bool:
+def filters(params: SamplingParams, vocab_limit: int) -> bool:
+    """Whether top_k, top_p or min_p leave anything out."""
     return 0 < params.top_k < vocab_limit or params.top_p < 1 or params.min_p > 0
+
+
+def banned_ids(start: RowStart, vocab_limit: int) -> list[int]:
+    """Ids that must not be sampled before ``min_tokens``."""
+    params = start.params
+    if params.min_tokens == 0:
+        return []
+    banned = known_ids(start.stop_ids, vocab_limit)
+    allowed = known_ids(params.allowed_token_ids, vocab_limit)
+    others = set(allowed) - set(banned) if params.allowed_token_ids else len(banned) < vocab_limit
+    # Where nothing but stop ids may be sampled, the reply ends early: it cannot go on.
+    return banned if others else []
 
 
 def _ints(values: Sequence[int], device: torch.device | str) -> Tensor:
@@ -101,22 +114,16 @@ def _allowed(params: Sequence[SamplingParams], vocab_limit: int, device: torch.d
         return None
     mask = torch.zeros(len(rows), vocab_limit, dtype=torch.bool)
     for index, row in enumerate(rows):
-        mask[index, _known(params[row].allowed_token_ids, vocab_limit)] = True
+        mask[index, known_ids(params[row].allowed_token_ids, vocab_limit)] = True
     return AllowedTokens(rows=_ints(rows, device), mask=mask.to(device))
 
 
 def _bans(starts: Sequence[RowStart], vocab_limit: int, device: torch.device | str) -> TokenBans | None:
     entries = []
     for row, start in enumerate(starts):
-        params = start.params
-        if params.min_tokens == 0:
-            continue
-        banned = _known(start.stop_ids, vocab_limit)
-        allowed = _known(params.allowed_token_ids, vocab_limit)
-        others = set(allowed) - set(banned) if params.allowed_token_ids else len(banned) < vocab_limit
-        # Where nothing but stop ids may be sampled, the reply ends early: it cannot go on.
-        if others:
-            entries += [(row, token, start.prompt_len + params.min_tokens) for token in banned]
+        entries += [
+            (row, token, start.prompt_len + start.params.min_tokens) for token in banned_ids(start, vocab_limit)
+        ]
     if not entries:
         return None
     rows, ids, until = zip(*entries, strict=True)
@@ -133,5 +140,6 @@ def _penalties(params: Sequence[SamplingParams], device: torch.device | str) -> 
     )
 
 
-def _known(ids: Sequence[int], vocab_limit: int) -> list[int]:
+def known_ids(ids: Sequence[int], vocab_limit: int) -> list[int]:
+    """``ids`` below the limit, each once, ascending."""
     return sorted({token for token in ids if 0 <= token < vocab_limit})

@@ -1,120 +1,156 @@
-"""The race among tokens (`kernels/race.py`) and the greedy choice, in one pass over the logits."""
+"""Chooses the next token of every row in one launch; rows that filter are finished by `filtering`.
+
+The reference is `paceline.kernels.sampling`. Rows are independent: the work of a row is split the same way in every
+batch, and partial results meet in a fixed order.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.kernels.triton.filtering import choose
+from paceline.kernels.triton.scores import GROUP, LOWEST, adjusted, log_waiting_times, note_sampled, race_keys
+from paceline.kernels.triton.seats import LONGS, NOTES, TEMPERATURE, TOP_K, WORDS, SeatTable
+
 CHUNK = 4096
 """Logits that one program looks at."""
 
-
-@triton.jit
-def _mix(words):
-    """The finaliser of MurmurHash3, as in `kernels/race.py`; uint32."""
-    words = (words ^ (words >> 16)) * 0x85EBCA6B
-    words = (words ^ (words >> 13)) * 0xC2B2AE35
-    return words ^ (words >> 16)
+FINE, NOT_FINITE, NOTHING_POSSIBLE = 0, 1, 2
+"""What became of a row: it has a token; its logits are not finite; none of its tokens may be sampled."""
 
 
 @triton.jit
-def _log_waiting_times(key0, key1, ids):
-    words = _mix(_mix(ids.to(tl.uint32) + key0) ^ key1) & 0x7FFFFFFF
-    uniform = (words.to(tl.float32) + 0.5) * (1.0 / 2147483648.0)
-    # log1p(-u), exact where u is small: the rounding of 1 - u is divided out again.
-    rest = 1.0 - uniform
-    lost = tl.where(rest == 1.0, 1.0, uniform / (1.0 - rest))
-    log1p = tl.where(rest == 1.0, -uniform, tl.where(rest > 0.0, tl.log(rest) * lost, float("-inf")))
-    return tl.log(-log1p)
-
-
-@triton.jit
-def _heats(
+def _race(
     logits,
     stride,
-    temperature,
-    seed,
-    candidate,
-    position,
+    seats,
+    positions,
+    longs,
+    floats,
+    ints,
     scores,
+    tops,
     winners,
     finite,
-    vocab_limit,
+    maxima,
+    counters,
+    ids,
+    status,
+    limit,
     width,
     chunks,
     CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FILTERS: tl.constexpr,
 ):
-    """The first of each chunk: score, id, and whether all of its logits are finite."""
     row = tl.program_id(0)
     chunk = tl.program_id(1)
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    values = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < width, other=0.0).to(tl.float32)
-    infinite = tl.abs(values) == float("inf")
-    good = tl.min(((values == values) & (infinite == 0)).to(tl.int32), 0)
-    warmth = tl.load(temperature + row)
-    if warmth > 0.0:
-        seed_bits = tl.load(seed + row)
-        c0 = tl.load(position + row).to(tl.uint32)
-        c1 = tl.load(candidate + row).to(tl.uint32)
-        zero = c0 * 0
-        key0, key1, _, _ = tl.philox_impl(
-            c0, c1, zero, zero, seed_bits.to(tl.uint32), (seed_bits >> 32).to(tl.uint32), 10
-        )
-        values = values / warmth - _log_waiting_times(key0, key1, ids)
-    values = tl.where((ids < vocab_limit) & (values == values), values, float("-inf"))
-    score, place = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
+    seat = tl.load(seats + row).to(tl.int64)
+    position = tl.load(positions + row)
+    temperature = tl.load(floats + seat * WORDS + TEMPERATURE)
+    filters = FILTERS and tl.load(ints + seat * WORDS + TOP_K) > 0
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    values = tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < width, other=0.0).to(tl.float32)
+    good = tl.min((tl.abs(values) < float("inf")).to(tl.int32), 0)
+    values = adjusted(values, tokens, tokens < limit, position, longs, floats, ints, seat)
+    values = tl.where((tokens < limit) & (values == values), values, float("-inf"))
+    top = tl.max(values, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
     out = row * chunks + chunk
-    tl.store(scores + out, score)
-    tl.store(winners + out, chunk * CHUNK + place)
+    if filters:
+        group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
+        tl.store(
+            maxima + row * chunks * (CHUNK // GROUP) + group, tl.max(tl.reshape(values, (CHUNK // GROUP, GROUP)), 1)
+        )
+        tl.store(scores + out, tl.sum(tl.exp(tl.math.div_rn(values - base, temperature)), 0))
+    else:
+        if temperature > 0.0:
+            key0, key1 = race_keys(longs, ints, seat, position)
+            times = log_waiting_times(key0, key1, tokens)
+            arrivals = tl.maximum(tl.math.div_rn(values - base, temperature) - times, LOWEST)
+            values = tl.where(values == float("-inf"), values, arrivals)
+        score, place = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
+        tl.store(scores + out, score)
+        tl.store(winners + out, chunk * CHUNK + place)
+    tl.store(tops + out, top)
     tl.store(finite + out, good)
+    # The program that comes last puts the row's chunks together.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counters + row, 1, sem="acq_rel")
+    if arrived == chunks - 1:
+        tl.store(counters + row, 0)
+        lane = tl.arange(0, CHUNKS)
+        inside = lane < chunks
+        part = row * chunks + lane
+        peaks = tl.load(tops + part, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        peak = tl.max(peaks, 0)
+        fine = tl.min(tl.load(finite + part, mask=inside, other=1, cache_modifier=".cg"), 0)
+        state = tl.where(fine == 0, 1, tl.where(peak == float("-inf"), 2, 0))
+        chosen = 0
+        if not filters:
+            totals = tl.load(scores + part, mask=inside, other=float("-inf"), cache_modifier=".cg")
+            if temperature > 0.0:  # scores are relative to the largest logit of their chunk
+                totals += tl.where(peaks == float("-inf"), 0.0, tl.math.div_rn(peaks - peak, temperature))
+            _, place = tl.max(totals, 0, return_indices=True, return_indices_tie_break_left=True)
+            if state == 0:
+                chosen = tl.load(winners + row * chunks + place, cache_modifier=".cg")
+                note_sampled(tl.load(longs + seat * LONGS + NOTES), chosen)
+        tl.store(ids + row, chosen)
+        tl.store(status + row, state)
 
 
-@triton.jit
-def _final(scores, winners, finite, ids, good, chunks, CHUNKS: tl.constexpr):
-    row = tl.program_id(0)
-    chunk = tl.arange(0, CHUNKS)
-    inside = chunk < chunks
-    best = tl.load(scores + row * chunks + chunk, mask=inside, other=float("-inf"))
-    _, place = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(ids + row, tl.load(winners + row * chunks + place))
-    tl.store(good + row, tl.min(tl.load(finite + row * chunks + chunk, mask=inside, other=1), 0))
-
-
-def race(
-    logits: Tensor, temperature: Tensor, seed: Tensor, candidate: Tensor, position: Tensor, vocab_limit: int
+def sample(
+    logits: Tensor, seats: Tensor, positions: Tensor, table: SeatTable, vocab_limit: int, *, filters: bool
 ) -> tuple[Tensor, Tensor]:
-    """Next token of rows that filter nothing: the same as `kernels.sampling.sample`, up to rounding.
+    """Next token of each row: what `kernels.sampling.sample` gives, up to the rounding of logarithms and sums.
+
+    Sampled tokens are counted in the notes of their rows. Waits for nothing, and its launches depend on shapes and on
+    ``filters`` alone, so that a CUDA graph can hold them.
 
     Args:
         logits: ``[R, V]``, any float dtype; rows contiguous.
-        temperature: float32 ``[R]``; 0 is greedy, and the lowest id wins among equals.
-        seed: int64 ``[R]``.
-        candidate, position: int32 or int64 ``[R]``.
+        seats: int32 ``[R]``: where the row's parameters are in ``table``. Seats with notes must be distinct.
+        positions: int32 ``[R]``: where the token will stand.
         vocab_limit: ids from here on are padding of the head and are never sampled.
+        filters: whether some row has top_k, top_p or min_p: these need a second launch.
 
     Returns:
-        ids int32 ``[R]`` and int32 ``[R]``: 1 where all logits of the row are finite; ids of other rows mean nothing.
+        ids and status, int32 ``[R]``; the id is 0 where the status is not ``FINE``.
     """
     rows, width = logits.shape
     chunks = triton.cdiv(width, CHUNK)
-    scores = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    scores, tops = (torch.empty(rows, chunks, dtype=torch.float32, device=logits.device) for _ in range(2))
     winners, finite = (torch.empty(rows, chunks, dtype=torch.int32, device=logits.device) for _ in range(2))
-    ids, good = (torch.empty(rows, dtype=torch.int32, device=logits.device) for _ in range(2))
-    _heats[(rows, chunks)](
+    groups = chunks * (CHUNK // GROUP.value)
+    maxima = torch.empty(rows, groups if filters else 0, dtype=torch.float32, device=logits.device)
+    ids, status = (torch.empty(rows, dtype=torch.int32, device=logits.device) for _ in range(2))
+    _race[(rows, chunks)](
         logits,
         logits.stride(0),
-        temperature,
-        seed,
-        candidate,
-        position,
+        seats,
+        positions,
+        table.longs,
+        table.floats,
+        table.ints,
         scores,
+        tops,
         winners,
         finite,
+        maxima,
+        table.counters,
+        ids,
+        status,
         vocab_limit,
         width,
         chunks,
         CHUNK=CHUNK,
+        CHUNKS=triton.next_power_of_2(chunks),
+        GROUP=GROUP.value,
+        FILTERS=filters,
         num_warps=4,
     )
-    _final[(rows,)](scores, winners, finite, ids, good, chunks, CHUNKS=triton.next_power_of_2(chunks), num_warps=1)
-    return ids, good
+    if filters:
+        choose(logits, seats, positions, table, vocab_limit, tops, scores, maxima, ids, status)
+    return ids, status

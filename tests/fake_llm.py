@@ -20,7 +20,8 @@ from paceline.engine.request import CoreOutput, CoreStats, Finish, Request
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import Step, TokenLogprobs
 from paceline.ipc.errors import EngineDead
-from paceline.ipc.stream import Channel, RequestStream
+from paceline.ipc.link import Open
+from paceline.ipc.stream import Receiver
 from tiny_vocabularies import BOS, EOS, byte_level
 
 TEMPLATE = """\
@@ -66,7 +67,7 @@ class FakeLLM:
         self.stats: CoreStats = self.core.stats
         self._delay_s = delay_s
         self._ids = itertools.count()
-        self._channels: dict[int, Channel] = {}
+        self._open: dict[int, Open] = {}
         self._commands: list[Callable[[], None]] = []
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -80,11 +81,17 @@ class FakeLLM:
 
     @property
     def open_requests(self) -> int:
-        return len(self._channels)
+        return len(self._open)
 
-    def submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
-    ) -> RequestStream:
+    def send(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        receiver: Receiver,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> int:
         if self.error is not None:
             raise EngineDead(self.error)
         self.limits.check(prompt_ids, params)
@@ -99,23 +106,23 @@ class FakeLLM:
             cache_salt=cache_salt,
         )
         self.submitted.append(request)
-        channel = Channel(OutputProcessor(self.tokenizer.backend, prompt_ids, params), params.n)
-        self._channels[request.id] = channel
+        processor = OutputProcessor(self.tokenizer.backend, prompt_ids, params)
+        self._open[request.id] = Open(processor, receiver, params.n)
         self._tell(lambda: self.core.add(request))
-        return RequestStream(request.id, channel, self._abort)
+        return request.id
 
     def die(self, reason: str) -> None:
         """As when the engine process ends."""
         self.error = reason
         self._task.cancel()
-        for request in list(self._channels):
-            self._channels.pop(request).end(EngineDead(reason))
+        for request in list(self._open):
+            self._open.pop(request).receiver.end(EngineDead(reason))
 
     async def check_idle(self) -> None:
         """Waits for the end of all work; asserts that nothing is left of it."""
         async with asyncio.timeout(5):
             await self._idle.wait()
-        assert not self._channels
+        assert not self._open
         self.core.check_idle()
         assert (self.core.stats.running, self.core.stats.waiting) == (0, 0)
 
@@ -124,16 +131,16 @@ class FakeLLM:
         self._idle.clear()
         self._work.set()
 
-    def _abort(self, request: int) -> None:
-        channel = self._channels.pop(request, None)
-        if channel is None:
+    def abort(self, request_id: int) -> None:
+        request = self._open.pop(request_id, None)
+        if request is None:
             return
-        for candidate in range(channel.candidates):
-            delta = channel.processor.push(CoreOutput(request=request, candidate=candidate, finish=Finish.ABORT))
+        for candidate in range(request.candidates):
+            delta = request.processor.push(CoreOutput(request=request_id, candidate=candidate, finish=Finish.ABORT))
             if delta is not None:
-                channel.put(delta)
-        channel.end()
-        self._tell(lambda: self.core.abort(request))
+                request.receiver.put(delta)
+        request.receiver.end()
+        self._tell(lambda: self.core.abort(request_id))
 
     async def _run(self) -> None:
         while True:
@@ -153,14 +160,14 @@ class FakeLLM:
             await asyncio.sleep(0)
 
     def _dispatch(self, output: CoreOutput) -> None:
-        channel = self._channels.get(output.request)
-        delta = None if channel is None else channel.processor.push(output)
-        if channel is None or delta is None:
+        request = self._open.get(output.request)
+        delta = None if request is None else request.processor.push(output)
+        if request is None or delta is None:
             return
-        channel.put(delta)
-        if channel.processor.finished:
-            del self._channels[output.request]
-            channel.end()
+        request.receiver.put(delta)
+        if request.processor.finished:
+            del self._open[output.request]
+            request.receiver.end()
         if delta.finish is not None and output.finish is None:
             self._tell(lambda: self.core.abort(output.request, output.candidate))
 

@@ -3,8 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +12,7 @@ from running_server import Server, Start, strict_json
 from paceline.engine.output import Delta
 from paceline.engine.request import Finish
 from paceline.engine.sampling_params import SamplingParams
-from paceline.ipc.stream import RequestStream
+from paceline.ipc.stream import Receiver
 from paceline.server.admission import Admission
 from paceline.server.config import ServerConfig
 from paceline.server.generation import Generation
@@ -190,20 +189,17 @@ async def test_draining(start: Start) -> None:
 
 async def test_sequences_wait_until_their_own_first_token() -> None:
     """A prompt's first delta gives back the place of its candidate, not those of all candidates."""
-    admission = Admission(ServerConfig())
-    channel = asyncio.Queue[Delta | None]()
+    metrics = Metrics()
+    admission = Admission(ServerConfig(), metrics)
+    receivers: list[Receiver] = []
 
-    class Stream:
-        async def __aiter__(self) -> AsyncIterator[Delta]:
-            while (delta := await channel.get()) is not None:
-                yield delta
+    def send(ids: list[int], params: SamplingParams, receiver: Receiver) -> int:
+        receivers.append(receiver)
+        return 0
 
-        def abort(self) -> None: ...
-
-    params = SamplingParams(n=3)
-    meter = Metrics().request(0.0, [1], 3)
-    stream = cast(RequestStream, Stream())
-    generation = Generation([[5]], params, lambda *_: stream, admission.enter(1, 3), meter, lambda _: None)
+    meter = metrics.request(0.0, [1], 3)
+    ticket = admission.enter(1, 3)
+    generation = Generation([[5]], SamplingParams(n=3), send, lambda _: None, ticket, meter, lambda _: None)
     waiting = []
     for delta in (
         Delta(candidate=0, ids=[7]),
@@ -211,11 +207,11 @@ async def test_sequences_wait_until_their_own_first_token() -> None:
         Delta(candidate=2, ids=[7]),
         Delta(candidate=1, finish=Finish.LENGTH),
     ):
-        channel.put_nowait(delta)
+        receivers[0].put(delta)
         await generation.deltas()
         waiting.append(admission.waiting)
     assert waiting == [2, 2, 1, 0]
-    channel.put_nowait(None)
+    receivers[0].end()
     assert await generation.deltas() == []
     generation.close()
     assert (admission.open, admission.waiting) == (0, 0)

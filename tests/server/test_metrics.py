@@ -96,13 +96,13 @@ def test_a_counter_that_falls(caplog: pytest.LogCaptureFixture) -> None:
     """failure 80: a negative difference adds nothing, is logged, and counting goes on from there."""
     metrics = Metrics()
     hits = lambda: metrics.registry.get_sample_value("paceline_prefix_hit_tokens_total")  # noqa: E731
-    metrics.update(CoreStats(prefix_hits=10), 0)
+    metrics.update(CoreStats(prefix_hits=10))
     with caplog.at_level(logging.WARNING):
-        metrics.update(CoreStats(prefix_hits=4), 0)
+        metrics.update(CoreStats(prefix_hits=4))
     assert "prefix_hits fell from 10 to 4" in caplog.text
     assert hits() == 10
-    metrics.update(CoreStats(prefix_hits=7), 0)
-    assert hits() == 13
+    metrics.update(CoreStats(prefix_hits=12))
+    assert hits() == 12
 
 
 async def test_broken_metrics_break_no_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,10 +113,8 @@ async def test_broken_metrics_break_no_request(server: Server, monkeypatch: pyte
 
     for name in ("ttft", "itl", "queue_time", "e2e"):
         monkeypatch.setattr(getattr(server.service.metrics, name), "observe", broken)
-    for name in ("generation_tokens", "prompt_tokens", "prefix_hits"):
-        monkeypatch.setattr(getattr(server.service.metrics, name), "inc", broken)
-    monkeypatch.setattr(server.service.metrics.finished, "labels", broken)
-    monkeypatch.setattr(server.service.metrics.refused, "labels", broken)
+    for name in ("generation_tokens", "prompt_tokens", "finished", "refused"):
+        monkeypatch.setattr(getattr(server.service.metrics, name), "add", broken)
     await server.canary()
     await server.refused(COMPLETIONS, {})
     events = await server.events(COMPLETIONS, prompt="x", max_tokens=5, ignore_eos=True)

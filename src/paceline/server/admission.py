@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from paceline.server.config import ServerConfig
 from paceline.server.errors import busy, invalid
+from paceline.server.metrics import Metrics
 
 
 @dataclass(slots=True)
@@ -18,25 +19,32 @@ class Ticket:
         """That many of its sequences have their first token."""
         count = min(sequences, self.waiting)
         self.waiting -= count
-        self.admission.waiting -= count
+        self.admission.metrics.unstarted.add(-count)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
             self.started(self.waiting)
-            self.admission.open -= 1
+            self.admission.metrics.open.add(-1)
 
 
 class Admission:
-    """Attributes:
-    open: requests for text under way.
-    waiting: sequences without a first token.
-    """
+    """Counts on the board of ``metrics``, so that the limits are those of the whole server. Processes that decide in
+    the same instant do not see each other, and may then let in one request each where there was room for one."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self._config = config
-        self.open = 0
-        self.waiting = 0
+        self.metrics = metrics
+
+    @property
+    def open(self) -> int:
+        """Requests for text under way."""
+        return int(self.metrics.open.total)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a first token."""
+        return int(self.metrics.unstarted.total)
 
     def enter(self, prompts: int, n: int) -> Ticket:
         """Raises a 429 when the server is full, a 400 when the request alone is too large for it."""
@@ -44,12 +52,12 @@ class Admission:
         sequences = prompts * n
         if sequences > config.max_waiting:
             raise invalid("n", f"{prompts} prompts times n={n} is more than this server queues, {config.max_waiting}")
-        if self.open >= config.max_concurrent:
-            raise busy(f"{self.open} requests are open, the most that this server takes; try again later")
-        if self.waiting + sequences > config.max_waiting:
+        if (open_requests := self.open) >= config.max_concurrent:
+            raise busy(f"{open_requests} requests are open, the most that this server takes; try again later")
+        if (waiting := self.waiting) + sequences > config.max_waiting:
             raise busy(
-                f"the queue is full: {self.waiting} sequences wait, at most {config.max_waiting} may; try again later"
+                f"the queue is full: {waiting} sequences wait, at most {config.max_waiting} may; try again later"
             )
-        self.open += 1
-        self.waiting += sequences
+        self.metrics.open.add(1)
+        self.metrics.unstarted.add(sequences)
         return Ticket(self, sequences)

@@ -13,19 +13,21 @@ from paceline.server.config import ServerConfig
 from paceline.server.errors import add_error_handlers, json_response
 from paceline.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from paceline.server.gate import Gate
+from paceline.server.metrics import Metrics
 from paceline.server.service import Service
 
 VERSION = version("paceline")
 
 
-def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
+def create_app(llm: AsyncLLM, config: ServerConfig, metrics: Metrics | None = None) -> FastAPI:
     """The server as an ASGI app.
 
     Args:
         llm: started.
         config: limits, keys and names.
+        metrics: of this process; None: of a server of one process.
     """
-    service = Service(llm, config)
+    service = Service(llm, config, metrics or Metrics())
     app = FastAPI(title="paceline", version=VERSION, redoc_url=None, swagger_ui_oauth2_redirect_url=None)
     app.state.service = service
     app.add_middleware(Gate, service=service)

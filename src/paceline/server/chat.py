@@ -23,6 +23,7 @@ class ChatReply(Reply):
         super().__init__([prompt], params, model, fields.include_usage)
         self._fields = fields
         self._texts = texts
+        self.text_only = not fields.logprobs and not fields.return_token_ids
         self._begun: set[int] = set()
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class CompletionReply(Reply):
         super().__init__(prompts, params, model, fields.include_usage)
         self._fields = fields
         self._texts = texts
+        self.text_only = fields.logprobs is None and not fields.return_token_ids
         self._begun: set[tuple[int, int]] = set()
         self._offsets: dict[tuple[int, int], TextOffsets] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

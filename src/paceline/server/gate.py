@@ -8,6 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.errors import ApiError
+from paceline.server.respond import PLAIN_SEND
 from paceline.server.service import Service
 
 OPEN = "/health"
@@ -52,6 +53,7 @@ class Gate:
             )
             await error.response()(scope, receive, send_with_id)
             return
+        scope[PLAIN_SEND] = send
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:

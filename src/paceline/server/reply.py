@@ -5,11 +5,20 @@ import uuid
 from abc import ABC, abstractmethod
 from typing import Any
 
+import msgspec
+
 from paceline.engine.output import Delta, RequestOutput, Usage
 from paceline.engine.request import Finish
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import TokenLogprobs
 from paceline.server.prompts import Prompt
+
+_json = msgspec.json.Encoder()
+
+
+def event(content: object) -> bytes:
+    """A server-sent event of strict JSON."""
+    return b"data: %b\n\n" % _json.encode(content)
 
 
 class Reply(ABC):
@@ -27,6 +36,8 @@ class Reply(ABC):
     """Of the id."""
     whole_object: str
     chunk_object: str
+    text_only: bool
+    """Whether chunks that neither begin nor end a choice differ in nothing but their text."""
 
     def __init__(self, prompts: list[Prompt], params: SamplingParams, model: str, include_usage: bool) -> None:
         self.prompts = prompts
@@ -35,6 +46,8 @@ class Reply(ABC):
         self._include_usage = include_usage
         self._completion_tokens = 0
         self._cached = [0] * len(prompts)
+        self._frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        """Of a sequence that has begun: the event of a chunk, up to its text and from there on."""
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The reply to a request that does not stream; ``outputs`` are complete, one a prompt."""
@@ -60,6 +73,22 @@ class Reply(ABC):
             sum(usage.cached_tokens for usage in usages),
         )
         return {**self._head, "object": self.whole_object, "choices": choices, "usage": usage_json(usage)}
+
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """What a stream says about a delta, as server-sent events."""
+        key = prompt, delta.candidate
+        if delta.finish is None and key in self._frames:
+            self._completion_tokens += len(delta.ids)
+            before, after = self._frames[key]
+            return b"%b%b%b" % (before, _json.encode(delta.text), after)
+        chunks = self.chunks(prompt, delta)
+        if self.text_only and delta.finish is None:
+            mark = f"text of {self._head['id']}"
+            before, after = event(self._chunk(prompt, Delta(candidate=delta.candidate, text=mark))).split(
+                _json.encode(mark)
+            )
+            self._frames[key] = before, after
+        return b"".join(map(event, chunks))
 
     def chunks(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
         """What a stream says about a delta."""

@@ -5,18 +5,19 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.engine.output import RequestOutput
 from paceline.server.errors import ApiError, Disconnected, failed, json_response
 from paceline.server.generation import Generation
-from paceline.server.reply import Reply
+from paceline.server.reply import Reply, event
 
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+PLAIN_SEND = "paceline.send"
+"""Where the outermost middleware leaves the server's own ``send``."""
 
 
 async def whole_reply(generation: Generation, reply: Reply, receive: Receive) -> Response:
@@ -53,6 +54,8 @@ class EventStream(Response):
         try:
             async with _watched(self._generation, receive):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                # Middlewares have something to say about the start only, and their detours cost time for every token.
+                send = scope[PLAIN_SEND]
                 more = True
                 while more:
                     events, more = await self._next()
@@ -68,10 +71,10 @@ class EventStream(Response):
         reply = self._reply
         try:
             deltas = await self._generation.deltas()
-            chunks = [chunk for prompt, delta in deltas for chunk in reply.chunks(prompt, delta)]
+            events = b"".join([reply.events(prompt, delta) for prompt, delta in deltas])
             if not self._generation.ended:
-                return b"".join(map(event, chunks)), True
-            return b"".join(map(event, chunks + reply.last_chunks())) + DONE, False
+                return events, True
+            return b"".join((events, *map(event, reply.last_chunks()), DONE)), False
         except Disconnected:
             raise
         except ApiError as error:
@@ -79,11 +82,6 @@ class EventStream(Response):
         except Exception:
             log.exception("a stream failed")
             return event(failed("internal error; the server's log has the details").body), False
-
-
-def event(content: object) -> bytes:
-    """A server-sent event of strict JSON."""
-    return b"data: %b\n\n" % msgspec.json.encode(content)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from paceline.async_llm import AsyncLLM
 from paceline.engine.sampling_params import SamplingParams
-from paceline.ipc.stream import RequestStream
+from paceline.ipc.stream import Receiver
 from paceline.server.admission import Admission, Ticket
 from paceline.server.chat import ChatReply
 from paceline.server.completions import CompletionReply
@@ -36,15 +36,15 @@ class Service:
         draining: set once the server goes down: new work is refused.
     """
 
-    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, metrics: Metrics) -> None:
         self.llm = llm
         self.config = config
         self.names = config.served_model_names or (llm.config.model,)
         self.created = int(time.time())
         self.draining = False
-        self.metrics = Metrics()
+        self.metrics = metrics
         self._defaults: dict[str, Any] = dict(llm.generation.sampling) if config.generation_defaults else {}
-        self._admission = Admission(config)
+        self._admission = Admission(config, metrics)
         self._encoder = PromptEncoder(
             llm.tokenizer,
             llm.chat_template,
@@ -127,7 +127,7 @@ class Service:
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def metrics_text(self) -> bytes:
-        self.metrics.update(self.llm.stats, len(self._open), self.llm.leaks)
+        self.metrics.update(self.llm.stats, self.llm.leaks)
         return self.metrics.text()
 
     async def drain(self, patience_s: float, hurry: asyncio.Future[None]) -> None:
@@ -173,12 +173,14 @@ class Service:
         if self.trouble is not None:  # It may have come while the prompt was tokenised.
             raise self.trouble
 
-        def submit(ids: list[int], params: SamplingParams) -> RequestStream:
-            return self.llm.submit(ids, params, priority=fields.priority or 0, cache_salt=fields.cache_salt or "")
+        def send(ids: list[int], params: SamplingParams, receiver: Receiver) -> int:
+            return self.llm.send(
+                ids, params, receiver, priority=fields.priority or 0, cache_salt=fields.cache_salt or ""
+            )
 
         ids = [prompt.ids for prompt in prompts]
         meter = self.metrics.request(arrival, [len(prompt) for prompt in ids], params.n)
-        generation = Generation(ids, params, submit, ticket, meter, self._closed)
+        generation = Generation(ids, params, send, self.llm.abort, ticket, meter, self._closed)
         self._open.add(generation)
         self._idle.clear()
         return generation

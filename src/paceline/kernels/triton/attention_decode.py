@@ -23,7 +23,9 @@ LOWEST = tl.constexpr(-1e30)
 _MULTIPROCESSORS = 132
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 _MIN_SPLIT = 128
-"""Tokens below which a split costs more than it saves."""
+"""Tokens below which one more split for the longest row costs more than it saves."""
+_MIN_TOKENS = 64
+"""What shorter rows are split into at least."""
 
 
 @triton.jit
@@ -99,10 +101,12 @@ def _rotated(source, partner, cos, sin, d, mask, norm, split_stride, eps, SPLITS
 
 
 @triton.jit
-def _add_up(partial, partial_lse, target, count, v_scale, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
+def _add_up(partial, partial_lse, target, count, v_scale, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+            WARPS: tl.constexpr):  # fmt: skip
     """The result of ``count`` splits: ``partial [count, GROUP, D]``, weighted by ``partial_lse [count, GROUP]``."""
     HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
-    SPLITS: tl.constexpr = max(1, 4096 // (HEADS * D_PAD))  # that are read at a time
+    # As many are read at a time as 64 registers of a thread hold: what counts is the number of round trips.
+    SPLITS: tl.constexpr = max(1, 64 * 32 * WARPS // (HEADS * D_PAD))
     split = tl.arange(0, SPLITS)[:, None]
     head = tl.arange(0, HEADS)[None, :]
     d = tl.arange(0, D_PAD)[None, None, :]
@@ -225,6 +229,7 @@ def _decode_kernel(
     PAIRS: tl.constexpr,
     NATIVE: tl.constexpr,
     EARLY: tl.constexpr,
+    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % KV_HEADS
@@ -334,7 +339,7 @@ def _decode_kernel(
         if arrived == active - 1:
             tl.debug_barrier()
             tl.store(counter, 0)  # ready for the next launch
-            _add_up(partial + parts * D, partial_lse + parts, target, active, v_scale, GROUP, D, D_PAD)
+            _add_up(partial + parts * D, partial_lse + parts, target, active, v_scale, GROUP, D, D_PAD, WARPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,12 +351,14 @@ class DecodeTiles:
         warps: of a program.
         stages: one more than the tiles that are loaded ahead.
         early: the fused kernel loads keys and values before it waits for ``qkv``. Takes more registers: for few rows.
+        registers: of a thread at most, so that more programs run at a time; None: what the compiler takes.
     """
 
     tokens: int
     warps: int
     stages: int
     early: bool = False
+    registers: int | None = None
 
     @classmethod
     def of(cls, head_dim: int, itemsize: int) -> "DecodeTiles":
@@ -589,7 +596,7 @@ def _launch(
         BLOCK_SIZE=block_size,
         TILE=tiles.tokens,
         STAGES=tiles.stages,
-        MIN_TILES=max(1, _MIN_SPLIT // tiles.tokens),
+        MIN_TILES=max(1, _MIN_TOKENS // tiles.tokens),
         SPLIT=num_splits > 1,
         WINDOW=window is not None,
         FUSED=cos_sin is not None,
@@ -598,7 +605,9 @@ def _launch(
         PAIRS=key_cache.element_size() == 1,
         NATIVE=key_cache.is_cuda,
         EARLY=tiles.early and cos_sin is not None,
+        WARPS=tiles.warps,
         PDL=pdl,
         num_warps=tiles.warps,
+        maxnreg=tiles.registers,
         **options,
     )

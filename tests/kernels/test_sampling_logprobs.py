@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paceline.kernels.logprobs import token_logprobs
-from paceline.kernels.ranking import ranked
+from paceline.kernels.ranking import ranked, ranked_by_keys
 
 
 def naive_order(row: torch.Tensor) -> list[int]:
@@ -10,14 +10,15 @@ def naive_order(row: torch.Tensor) -> list[int]:
     return sorted(range(len(values)), key=lambda i: (-values[i], i))
 
 
+@pytest.mark.parametrize("rank", [ranked, ranked_by_keys])
 @pytest.mark.parametrize("k", [1, 7, 95, 100])
-def test_ranked_orders_by_value_then_id(k):
+def test_ranked_orders_by_value_then_id(k, rank):
     torch.manual_seed(0)
     values = torch.randn(20, 100).mul(4).round()  # many ties, 0.0 and -0.0
     values[3] = -torch.inf
     values[4, 50] = torch.inf
     values[5] = -values[5]
-    top, ids = ranked(values, k)
+    top, ids = rank(values, k)
     for row in range(20):
         assert ids[row].tolist() == naive_order(values[row])[:k]
     assert torch.equal(top, values.gather(-1, ids))

@@ -31,13 +31,25 @@ def candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ranked(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The first ``k`` of each row by (value descending, id ascending): values float32 and ids int64 ``[R, k]``."""
+    """The first ``k`` of each row by (value descending, id ascending): values float32 and ids int64 ``[R, k]``.
+
+    On a GPU the host does not wait.
+    """
     size = values.shape[-1]
+    if values.device.type != "cpu":
+        return ranked_by_keys(values, k)
     top, ids, certain = candidates(values, min(k + MARGIN, size))
     rest = (certain[:, 0] < k).nonzero()[:, 0]
     if len(rest):
         top[rest, :k], ids[rest, :k] = (part[:, :k] for part in candidates(values[rest], size)[:2])
     return top[:, :k], ids[:, :k]
+
+
+def ranked_by_keys(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `ranked`, with 8 bytes more of memory a value, and no look at the values to see whether equal ones matter."""
+    keys = _keys(values, torch.arange(values.shape[-1], device=values.device))
+    ids = keys.topk(k, largest=False).values & 0xFFFFFFFF
+    return values.gather(-1, ids), ids
 
 
 def _keys(values: Tensor, ids: Tensor) -> Tensor:

@@ -75,8 +75,10 @@ def _below(source, low, bound):
 
 
 @triton.jit
-def _last_kept(source, candidates, end, top_k, target):
-    """The largest key before ``end`` that begins before ``top_k`` tokens and before a mass of ``target``.
+def _last_kept(source, candidates, end, open, goal, BY_MASS: tl.constexpr):
+    """The largest key before ``end`` that begins before so many tokens, or (BY_MASS) before so much mass, as ``goal``.
+
+    ``open`` keys are before ``end``.
 
     Returns:
         The key, the number and mass of those below it, and the number of those equal to it.
@@ -85,11 +87,10 @@ def _last_kept(source, candidates, end, top_k, target):
     high = end
     count = tl.full((), 0, tl.int32)
     mass = tl.full((), 0.0, tl.float64)
-    open, _mass = _below(source, low, high)
     while (open > CANDIDATES) & (high - low > 1):
         middle = low + ((high - low) >> 1)
         more, weight = _below(source, low, middle)
-        if (count + more < top_k) & (mass + weight < target):
+        if mass + weight < goal if BY_MASS else count + more < goal:
             low = middle
             count += more
             mass += weight
@@ -114,12 +115,12 @@ def _last_kept(source, candidates, end, top_k, target):
     weights = tl.where(lane < open, _weights(keys), 0.0).to(tl.float64)
     while high - low > 1:
         middle = low + ((high - low) >> 1)
-        more = tl.sum((keys < middle).to(tl.int32), 0)
-        weight = tl.sum(tl.where(keys < middle, weights, 0.0), 0)
-        if (count + more < top_k) & (mass + weight < target):
-            low = middle
+        if BY_MASS:
+            kept = mass + tl.sum(tl.where(keys < middle, weights, 0.0), 0) < goal
         else:
-            high = middle
+            kept = count + tl.sum((keys < middle).to(tl.int32), 0) < goal
+        low = tl.where(kept, middle, low)
+        high = tl.where(kept, high, middle)
     equal = tl.where(single, open, tl.sum((keys == low).to(tl.int32), 0))
     count += tl.sum((keys < low).to(tl.int32), 0)
     mass += tl.sum(tl.where(keys < low, weights, 0.0), 0)
@@ -203,6 +204,8 @@ def _choose(
     want = tl.where(limited, top_k, tl.where(nucleus, FIRST_GROUPS, groups))
     base = logits + row.to(tl.int64) * stride
     count = tl.full((), 0, tl.int32)
+    number = tl.full((), 0, tl.int32)
+    mass = tl.full((), 0.0, tl.float64)
     end = tl.full((), 0, tl.int32)
     enough = end != 0
     while enough == 0:
@@ -228,16 +231,18 @@ def _choose(
     last = end
     equals = tl.full((), 0, tl.int32)
     if limited:
-        last, number, mass, equal = _last_kept(source, candidates, end, top_k, float("inf"))
-        equals = tl.minimum(top_k - number, equal)
+        last, before, mass, equal = _last_kept(source, candidates, end, number, top_k, False)
+        equals = tl.minimum(top_k - before, equal)
         target = top_p * (mass + equals * _weights(last).to(tl.float64))
+        end = last + 1
+        number = before + equal
     if nucleus:
-        last, number, mass, equal = _last_kept(source, candidates, tl.where(limited, last + 1, end), top_k, target)
+        last, before, mass, equal = _last_kept(source, candidates, end, number, target, True)
         # As many equals as begin before the target.
-        left = (target - mass) / tl.maximum(_weights(last), 1e-37).to(tl.float64)
-        whole = tl.minimum(left, 1e9).to(tl.int32)
-        whole += (whole < tl.minimum(left, 1e9)).to(tl.int32)
-        equals = tl.minimum(tl.minimum(top_k - number, equal), whole)
+        left = tl.minimum((target - mass) / tl.maximum(_weights(last), 1e-37).to(tl.float64), 1e9)
+        begun = left.to(tl.int32)
+        begun += (begun < left).to(tl.int32)
+        equals = tl.minimum(tl.minimum(top_k - before, equal), begun)
     key0, key1 = race_keys(longs, ints, seat, position)
     chosen = _race_kept(source, last, equals, min_p, key0, key1)
     tl.store(ids + row, chosen)

@@ -16,7 +16,7 @@ from paceline.kernels.triton.seats import LONGS, NOTES, TEMPERATURE, TOP_K, WORD
 CHUNK = 4096
 """Logits that one program looks at."""
 
-FINE, NOT_FINITE, NOTHING_POSSIBLE = 0, 1, 2
+FINE, NOT_FINITE, NOTHING_POSSIBLE = map(tl.constexpr, (0, 1, 2))
 """What became of a row: it has a token; its logits are not finite; none of its tokens may be sampled."""
 
 
@@ -87,14 +87,14 @@ def _race(
         peaks = tl.load(tops + part, mask=inside, other=float("-inf"), cache_modifier=".cg")
         peak = tl.max(peaks, 0)
         fine = tl.min(tl.load(finite + part, mask=inside, other=1, cache_modifier=".cg"), 0)
-        state = tl.where(fine == 0, 1, tl.where(peak == float("-inf"), 2, 0))
+        state = tl.where(fine == 0, NOT_FINITE, tl.where(peak == float("-inf"), NOTHING_POSSIBLE, FINE))
         chosen = 0
         if not filters:
             totals = tl.load(scores + part, mask=inside, other=float("-inf"), cache_modifier=".cg")
             if temperature > 0.0:  # scores are relative to the largest logit of their chunk
                 totals += tl.where(peaks == float("-inf"), 0.0, tl.math.div_rn(peaks - peak, temperature))
             _, place = tl.max(totals, 0, return_indices=True, return_indices_tie_break_left=True)
-            if state == 0:
+            if state == FINE:
                 chosen = tl.load(winners + row * chunks + place, cache_modifier=".cg")
                 note_sampled(tl.load(longs + seat * LONGS + NOTES), chosen)
         tl.store(ids + row, chosen)

@@ -135,7 +135,9 @@ def test_index_cannot_point_outside_the_folder(tmp_path: Path) -> None:
         ({"torch_dtype": None}, None),
         ({}, None),
         ({"dtype": "float64"}, None),
-        ({"dtype": "bfloat16", "quantization_config": {"quant_method": "gptq"}}, None),
+        ({"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}, "bfloat16"),
+        ({"torch_dtype": "float16", "quantization_config": {"quant_method": "fp8"}}, "float16"),
+        ({"quantization_config": {"quant_method": "fp8"}}, None),
     ],
 )
 def test_dtype(tmp_path: Path, config: dict[str, object], dtype: str | None) -> None:
@@ -148,6 +150,27 @@ def test_broken_config(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"config\.json"):
         open_checkpoint(tmp_path)
+
+
+def test_other_quantisations_are_refused_at_once(tmp_path: Path) -> None:
+    """failure 71: GPTQ with activation order; nothing of it is read, so nothing of it can be read wrong."""
+    stated = {"quant_method": "gptq", "bits": 4, "desc_act": True, "group_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stated}))
+    with pytest.raises(CheckpointError, match=r"quant_method='gptq' is not supported; .* FP8 \(float8_e4m3fn\)"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_tensors_are_the_mapped_file(tmp_path: Path, shards: int) -> None:
+    """Nothing is copied on the host on the way to a GPU."""
+    make_tiny(tmp_path, "llama", shards=shards)
+    checkpoint = open_checkpoint(tmp_path)
+    tensors = [checkpoint.tensor(name) for name in checkpoint.tensor_names()]
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    ranges = [[int(address, 16) for address in line[0].split("-")] for line in lines]
+    assert len({line[-1] for line in lines}) == shards
+    assert all(any(start <= tensor.data_ptr() < end for start, end in ranges) for tensor in tensors)
 
 
 def test_everything_that_make_tiny_writes(tmp_path: Path) -> None:

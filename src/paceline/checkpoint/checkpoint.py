@@ -28,7 +28,8 @@ class Checkpoint(Protocol):
 
     @property
     def dtype(self) -> str | None:
-        """``"float32"``, ``"bfloat16"`` or ``"float16"``; None when the weights are quantised or nothing is stated."""
+        """``"float32"``, ``"bfloat16"`` or ``"float16"``; None when nothing is stated, or not one. In
+        an FP8 checkpoint it is that of the other weights."""
 
     @property
     def generation(self) -> GenerationDefaults:

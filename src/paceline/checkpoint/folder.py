@@ -9,6 +9,7 @@ from paceline.checkpoint.chat_template import ChatTemplate, folder_template
 from paceline.checkpoint.error import CheckpointError
 from paceline.checkpoint.generation import GenerationDefaults, generation_defaults
 from paceline.checkpoint.json_file import read_json
+from paceline.checkpoint.quantization import is_fp8
 from paceline.checkpoint.tokenizer import Tokenizer, folder_tokenizer, special_tokens
 
 if TYPE_CHECKING:
@@ -28,11 +29,12 @@ class FolderCheckpoint:
         self.folder = folder
         self.name = folder.resolve().name
         self.config: dict[str, Any] = read_json(folder / "config.json")
+        is_fp8(self.config)  # raises where another quantisation is stated
 
     @property
     def dtype(self) -> str | None:
         stated = self.config.get("dtype") or self.config.get("torch_dtype")
-        if self.config.get("quantization_config") or not isinstance(stated, str):
+        if not isinstance(stated, str):
             return None
         dtype = stated.removeprefix("torch.")
         return dtype if dtype in _DTYPES else None

@@ -8,7 +8,6 @@ from paceline.checkpoint.error import CheckpointError
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
-    "quantization_config": (),
     "rope_interleaved": (False,),
     "partial_rotary_factor": (1,),
     "attn_logit_softcapping": (),

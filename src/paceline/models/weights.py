@@ -16,6 +16,8 @@ class Parameter:
     name: str
     sources: tuple[tuple[str, Shape], ...]
     """Tensors of the checkpoint and their shapes; laid one after the other along the first dimension."""
+    may_be_fp8: bool = False
+    """Weight of a linear layer other than the head."""
 
     @property
     def shape(self) -> Shape:
@@ -28,10 +30,32 @@ EMBEDDING = "model.embed_tokens.weight"
 _BUFFERS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Tensors that old checkpoints carry and that follow from the config."""
 
+_KV_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([qkv]_scale|kv_scale|[qkv]_proj\.([qkv]|output)_scale)")
+"""Of an FP8 KV cache, or of queries, in the names of every tool that writes them."""
+
+_WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
+_INPUT_SCALES = ("input_scale", "activation_scale")
+"""Both what a stored number is multiplied by. The second name is that of transformers."""
+
 
 def is_buffer(name: str) -> bool:
     """Whether a checkpoint's tensor may be left unread."""
     return _BUFFERS.fullmatch(name) is not None
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor of an FP8 checkpoint is a scale of keys, values or queries."""
+    return _KV_SCALES.fullmatch(name) is not None
+
+
+def weight_scale_names(weight: str) -> tuple[str, ...]:
+    """Names that the scale of an FP8 weight may have."""
+    return tuple(weight.removesuffix("weight") + name for name in _WEIGHT_SCALES)
+
+
+def input_scale_names(weight: str) -> tuple[str, ...]:
+    """Names that the static scale of the tokens of an FP8 weight's layer may have."""
+    return tuple(weight.removesuffix("weight") + name for name in _INPUT_SCALES)
 
 
 def parameter_table(spec: DecoderSpec) -> list[Parameter]:
@@ -64,6 +88,6 @@ def _layer(spec: DecoderSpec, target: str, source: str) -> Iterator[Parameter]:
 
 
 def _linear(target: str, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> Iterator[Parameter]:
-    yield Parameter(f"{target}.weight", tuple((f"{name}.weight", (rows, inputs)) for name, rows in parts))
+    yield Parameter(f"{target}.weight", tuple((f"{name}.weight", (rows, inputs)) for name, rows in parts), True)
     if bias:
         yield Parameter(f"{target}.bias", tuple((f"{name}.bias", (rows,)) for name, rows in parts))

@@ -4,11 +4,11 @@ import weakref
 
 import pytest
 import torch
-from checkpoint.tiny_gguf import write_gguf
 from decoder_steps import whole
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
+from checkpoint.tiny_gguf import write_gguf
 from paceline.checkpoint.checkpoint import open_checkpoint
 from paceline.engine.config import EngineConfig
 from paceline.layers.fp8_weight import Fp8Weight

@@ -307,7 +307,8 @@ class Cut:
 
     def __str__(self) -> str:
         early = " early" if self.tiles.early else ""
-        return f"{self.tiles.tokens}/{self.tiles.warps}/{self.tiles.stages} x{self.splits}{early}"
+        registers = f" r{self.tiles.registers}" if self.tiles.registers else ""
+        return f"{self.tiles.tokens}/{self.tiles.warps}/{self.tiles.stages} x{self.splits}{early}{registers}"
 
 
 TUNED = {
@@ -321,13 +322,14 @@ TUNED = {
 
 
 def cuts(rows: int, splits: Sequence[int], dtype: torch.dtype) -> list[Cut]:
-    tiles = [(64, 2, 3), (64, 4, 3), (32, 1, 3), (32, 2, 4)]
     if dtype == FLOAT8:
-        tiles += [(64, 2, 4), (32, 1, 4), (128, 4, 3), (128, 2, 3), (32, 2, 3)]
+        tiles = [(64, 2, 3), (64, 2, 4), (64, 4, 3), (64, 4, 4), (32, 1, 3), (32, 1, 4), (32, 2, 4), (128, 4, 3)]
+        early = [(64, 4, 3, None), (64, 4, 4, None), (64, 4, 3, 128), (32, 2, 4, None), (128, 8, 3, None)]
     else:
-        tiles += [(64, 2, 2), (64, 4, 2), (32, 2, 3), (32, 1, 2), (128, 4, 2)]
-    early = [(64, 4, 3), (64, 2, 3), (32, 2, 4), (128, 8, 2), (64, 4, 4)] if rows <= 64 else [(64, 4, 3)]
-    choices = [DecodeTiles(*cut) for cut in tiles] + [DecodeTiles(*cut, early=True) for cut in early]
+        tiles = [(64, 2, 3), (64, 2, 2), (64, 4, 2), (64, 4, 3), (32, 1, 2), (32, 1, 3), (32, 2, 3), (32, 2, 4)]
+        early = [(64, 4, 3, None), (64, 4, 2, None), (64, 4, 2, 128), (32, 2, 4, None), (128, 8, 2, None)]
+    choices = [DecodeTiles(*cut) for cut in tiles]
+    choices += [DecodeTiles(*cut, early=True, registers=most) for *cut, most in early[: None if rows <= 64 else 3]]
     return [Cut(choice, count) for choice in choices for count in splits]
 
 

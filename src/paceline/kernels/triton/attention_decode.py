@@ -102,11 +102,13 @@ def _rotated(source, partner, cos, sin, d, mask, norm, split_stride, eps, SPLITS
 
 @triton.jit
 def _add_up(partial, partial_lse, target, count, v_scale, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-            WARPS: tl.constexpr):  # fmt: skip
-    """The result of ``count`` splits: ``partial [count, GROUP, D]``, weighted by ``partial_lse [count, GROUP]``."""
+            READ: tl.constexpr):  # fmt: skip
+    """The result of ``count`` splits: ``partial [count, GROUP, D]``, weighted by ``partial_lse [count, GROUP]``.
+
+    About ``READ`` numbers are read at a time: what takes long is the round trips.
+    """
     HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
-    # As many are read at a time as 64 registers of a thread hold: what counts is the number of round trips.
-    SPLITS: tl.constexpr = max(1, 64 * 32 * WARPS // (HEADS * D_PAD))
+    SPLITS: tl.constexpr = max(1, READ // (HEADS * D_PAD))
     split = tl.arange(0, SPLITS)[:, None]
     head = tl.arange(0, HEADS)[None, :]
     d = tl.arange(0, D_PAD)[None, None, :]
@@ -229,7 +231,6 @@ def _decode_kernel(
     PAIRS: tl.constexpr,
     NATIVE: tl.constexpr,
     EARLY: tl.constexpr,
-    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % KV_HEADS
@@ -339,7 +340,17 @@ def _decode_kernel(
         if arrived == active - 1:
             tl.debug_barrier()
             tl.store(counter, 0)  # ready for the next launch
-            _add_up(partial + parts * D, partial_lse + parts, target, active, v_scale, GROUP, D, D_PAD, WARPS)
+            _add_up(
+                partial + parts * D,
+                partial_lse + parts,
+                target,
+                active,
+                v_scale,
+                GROUP,
+                D,
+                D_PAD,
+                8192 if EARLY else 4096,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,7 +616,6 @@ def _launch(
         PAIRS=key_cache.element_size() == 1,
         NATIVE=key_cache.is_cuda,
         EARLY=tiles.early and cos_sin is not None,
-        WARPS=tiles.warps,
         PDL=pdl,
         num_warps=tiles.warps,
         maxnreg=tiles.registers,

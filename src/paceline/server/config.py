@@ -8,6 +8,7 @@ from paceline.engine.sampling_params import MAX_CANDIDATES, MAX_LOGPROBS
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+MAX_API_PROCESSES = 64
 MAX_WAIT_S = 86_400
 """A day."""
 
@@ -48,8 +49,10 @@ class ServerConfig:
     """Most sequences (prompts x n) that wait for their first token at once; more get a 429."""
     max_concurrent: int = 4096
     """Most HTTP requests for text open at once; more get a 429."""
+    api_processes: int | None = None
+    """Processes that serve HTTP. None: one for every four cores, at most four."""
     tokenizer_threads: int = 2
-    """Threads that render templates and tokenise."""
+    """Threads that render templates and tokenise, in each process that serves HTTP."""
     drain_timeout_s: float = 30.0
     """After SIGTERM or SIGINT, how long running requests may go on."""
     exit_timeout_s: float = 10.0
@@ -77,6 +80,8 @@ class ServerConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        if self.api_processes is not None and not 1 <= self.api_processes <= MAX_API_PROCESSES:
+            raise ValueError(f"api_processes: must be from 1 to {MAX_API_PROCESSES}, not {self.api_processes}")
         if not 1 <= self.max_n <= MAX_CANDIDATES:
             raise ValueError(f"max_n: must be from 1 to {MAX_CANDIDATES}, not {self.max_n}")
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:

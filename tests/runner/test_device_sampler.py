@@ -213,9 +213,26 @@ def test_many_log_probabilities_are_put_together():
 
 def test_padding_names_the_seat_that_nobody_takes():
     starts = [start(0, repetition_penalty=2.0, seed=1), start(1, temperature=0.0)]
-    sampler = sampler_of(starts, 60, 60)
-    rows = np.array([1, 2, 2])
+    sampler = DeviceSampler(2, 60, 60, DEVICE)
     logits = torch.randn(3, 60)
-    where = torch.from_numpy(rows).int().to(DEVICE)
-    result = sampler.sample(logits.to(DEVICE), rows, where, torch.zeros_like(where))
-    assert result.ids.tolist() == logits.argmax(-1).tolist()
+    sampler.warm_up(logits.to(DEVICE))
+    sampler.seat(starts)
+    where = torch.tensor([1, 2, 2], dtype=torch.int32, device=DEVICE)
+    for filters in (False, True):
+        ids, status = sampler.draw(logits.to(DEVICE), where, where, filters=filters)
+        assert ids.tolist() == logits.argmax(-1).tolist()
+        assert status.tolist() == [0, 0, 0]
+
+
+def test_knows_which_rows_filter():
+    starts = [
+        start(0),
+        start(1, top_p=0.9),
+        start(2, temperature=0.0, top_p=0.9),
+        start(3, top_k=60),
+        start(4, min_p=0.1),
+    ]
+    sampler = sampler_of(starts, 60, 55)
+    assert [sampler.filters(np.array([row])) for row in range(5)] == [False, True, False, False, True]
+    sampler.release([1])
+    assert not sampler.filters(np.array([0, 1, 2, 3]))

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import RowStart
 from paceline.kernels.logprobs import Logprobs, token_logprobs
 from paceline.kernels.triton.sampling import sample
@@ -34,7 +35,7 @@ class Samples:
 
 
 class DeviceSampler:
-    """Sampling state of all seated rows, on the device.
+    """Sampling state of all seated rows, on the device. All calls are made on the same stream.
 
     A row with penalties or ``min_tokens`` holds 4 bytes a token of the vocabulary while it is seated, and one with
     ``logit_bias`` or ``allowed_token_ids`` as much again. Memory of rows that left is kept for later ones.
@@ -98,22 +99,56 @@ class DeviceSampler:
             self._notes.give(row)
             self._biases.give(row)
 
+    def filters(self, rows: NDArray[np.int64]) -> bool:
+        """Whether any of ``rows`` has top_k, top_p or min_p."""
+        return bool(self._filters[rows].any())
+
     def sample(self, logits: Tensor, rows: NDArray[np.int64], device_rows: Tensor, positions: Tensor) -> Samples:
         """Chooses the next token of n rows, without a look at the device.
-
-        One launch where no row filters or asks for log-probabilities, two where rows filter. A CUDA graph may hold
-        them; it stays right for rows that filter only if it was captured with such a row.
 
         Args:
             logits: ``[n or more, V]``, bfloat16, float16 or float32; what follows the first n rows is not read.
             rows: the n rows, each once.
-            device_rows: int32 ``[n]``: the same on the device; ``max_rows`` is no row and gets the greedy choice.
+            device_rows: int32 ``[n]``: the same on the device.
             positions: int32 ``[n]``: where the sampled token will stand.
         """
-        n = len(rows)
-        filters = bool(self._filters[rows].any())
-        ids, status = sample(logits[:n], device_rows, positions, self._table, self._vocab_limit, filters=filters)
-        return Samples(ids, status, self._logprobs(logits, rows, ids))
+        logits = logits[: len(rows)]
+        ids, status = self.draw(logits, device_rows, positions, filters=self.filters(rows))
+        return Samples(ids, status, self.logprobs(logits, rows, ids))
+
+    def draw(self, logits: Tensor, device_rows: Tensor, positions: Tensor, *, filters: bool) -> tuple[Tensor, Tensor]:
+        """The part of `sample` that a CUDA graph can hold: one launch, or two if ``filters``. Returns ids and status.
+
+        ``filters`` must be True if any row filters, and may be if none does. A row of padding names seat ``max_rows``,
+        and gets its greedy choice.
+        """
+        return sample(logits, device_rows, positions, self._table, self._vocab_limit, filters=filters)
+
+    def logprobs(
+        self, logits: Tensor, rows: NDArray[np.int64], ids: Tensor
+    ) -> tuple[NDArray[np.int64], Logprobs] | None:
+        """As in `Samples`, of tokens ``ids`` (int32 ``[n]``); None where none of ``rows`` asked."""
+        asked = np.nonzero(self._reports[rows])[0]
+        if len(asked) == 0:
+            return None
+        top = int(self._tops[rows[asked]].max())
+        parts = [
+            token_logprobs(logits[part].float(), ids[part].long(), top, self._vocab_limit)
+            for part in upload(asked, self._device).split(LOGPROB_ROWS)
+        ]
+        columns = ("logprob", "rank", "top_ids", "top_logprobs")
+        return asked, Logprobs(*(torch.cat([getattr(part, column) for part in parts]) for column in columns))
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Compiles the kernels for logits like these, ``[1 or more, V]``, so that no later call waits for that."""
+        seat = len(self._filters) - 1
+        params = SamplingParams(top_k=2, repetition_penalty=2.0)
+        self.seat([RowStart(seat, [0], 1, 0, [], params, 0, 0, [], None)])
+        where = torch.full((1,), seat, dtype=torch.int32, device=self._device)
+        self.draw(logits[:1], where, where, filters=True)
+        self.draw(logits[:1], where, where, filters=False)
+        self.release([seat])
+        self._table.write([seat], np.zeros(1, RECORD))
 
     def _write_bias(self, start: RowStart) -> Tensor:
         params = start.params
@@ -130,22 +165,6 @@ class DeviceSampler:
     def _upload(self, ids: Sequence[int]) -> Tensor:
         return upload(np.array(ids, np.int64), self._device)
 
-    def _logprobs(
-        self, logits: Tensor, rows: NDArray[np.int64], ids: Tensor
-    ) -> tuple[NDArray[np.int64], Logprobs] | None:
-        asked = np.nonzero(self._reports[rows])[0]
-        if len(asked) == 0:
-            return None
-        top = int(self._tops[rows[asked]].max())
-        parts = [
-            token_logprobs(
-                logits.index_select(0, part).float(), ids.index_select(0, part).long(), top, self._vocab_limit
-            )
-            for part in upload(asked, self._device).split(LOGPROB_ROWS)
-        ]
-        columns = ("logprob", "rank", "top_ids", "top_logprobs")
-        return asked, Logprobs(*(torch.cat([getattr(part, column) for part in parts]) for column in columns))
-
 
 class _Pool:
     """Vectors over the vocabulary that rows hold while they are seated."""
@@ -159,6 +178,7 @@ class _Pool:
 
     def take(self, row: int) -> Tensor:
         """A vector ``[vocab_size]`` with anything in it, which the row holds from now on."""
+        assert row not in self._held, f"row {row} is seated twice"
         if not self._free:
             self._free.append(torch.empty(self._size, dtype=self._dtype, device=self._device))
         self._held[row] = self._free.pop()

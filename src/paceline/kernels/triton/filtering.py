@@ -151,7 +151,7 @@ def _race_kept(source, last, equals, min_p, key0, key1):
     return chosen
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seats", "positions"])
 def _choose(
     logits,
     stride,

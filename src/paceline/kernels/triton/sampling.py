@@ -13,14 +13,14 @@ from paceline.kernels.triton.filtering import choose
 from paceline.kernels.triton.scores import GROUP, LOWEST, adjusted, log_waiting_times, note_sampled, race_keys
 from paceline.kernels.triton.seats import LONGS, NOTES, TEMPERATURE, TOP_K, WORDS, SeatTable
 
-CHUNK = 4096
+CHUNK = 2048
 """Logits that one program looks at."""
 
 FINE, NOT_FINITE, NOTHING_POSSIBLE = map(tl.constexpr, (0, 1, 2))
 """What became of a row: it has a token; its logits are not finite; none of its tokens may be sampled."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seats", "positions"])
 def _race(
     logits,
     stride,
@@ -47,12 +47,12 @@ def _race(
 ):
     row = tl.program_id(0)
     chunk = tl.program_id(1)
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    values = tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < width, other=0.0).to(tl.float32)
     seat = tl.load(seats + row).to(tl.int64)
     position = tl.load(positions + row)
     temperature = tl.load(floats + seat * WORDS + TEMPERATURE)
     filters = FILTERS and tl.load(ints + seat * WORDS + TOP_K) > 0
-    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    values = tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < width, other=0.0).to(tl.float32)
     good = tl.min((tl.abs(values) < float("inf")).to(tl.int32), 0)
     values = adjusted(values, tokens, tokens < limit, position, longs, floats, ints, seat)
     values = tl.where((tokens < limit) & (values == values), values, float("-inf"))

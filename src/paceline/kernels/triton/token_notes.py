@@ -20,7 +20,7 @@ ONCE = tl.constexpr(1 << 2)
 """One more time in the output."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["starts", "tokens"])
 def _write(addresses, starts, tokens, vocab_size, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     notes = tl.load(addresses + row).to(tl.pointer_type(tl.int32))

@@ -13,6 +13,7 @@ the time at which a request was due. One default configuration serves every row,
 
 import argparse
 import json
+import logging
 import platform
 import random
 import subprocess
@@ -357,6 +358,7 @@ def main() -> None:
     shapes = set(filter(None, options.only.split(",")))
     rates = {float(rate) for rate in options.rates.split(",") if rate}
     results = Results(options.out, options.commit or git_commit())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     results.machine()
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_llama_shape(Path(scratch) / "llama-3-8b")

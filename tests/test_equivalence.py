@@ -18,7 +18,7 @@ from paceline.core import EngineCore, assemble
 from paceline.engine.config import EngineConfig
 from paceline.engine.sampling_params import SamplingParams
 from paceline.models.loader import load_decoder
-from paceline.runner.cpu import CPURunner
+from paceline.runner.make_runner import make_runner
 from tiny_models import make_tiny
 
 MakeCore = Callable[..., EngineCore]
@@ -39,13 +39,25 @@ TINY_MODELS = {
 }
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def core_maker(path: Path, dtype: str = "float32") -> MakeCore:
     checkpoint = open_checkpoint(path)
-    decoder = load_decoder(checkpoint, dtype=getattr(torch, dtype), device="cpu")
+    decoder = load_decoder(checkpoint, dtype=getattr(torch, dtype), device=DEVICE)
 
     def make(**knobs) -> EngineCore:
-        config = EngineConfig(**{"model": str(path), "dtype": dtype, "kv_cache_bytes": 1 << 26, **knobs})
-        runner = CPURunner(config, checkpoint, decoder=decoder)
+        config = EngineConfig(
+            **{
+                "model": str(path),
+                "device": DEVICE,
+                "dtype": dtype,
+                "kv_cache_bytes": 1 << 26,
+                "block_size": 16,
+                **knobs,
+            }
+        )
+        runner = make_runner(config, checkpoint, decoder=decoder)
         return assemble(config, runner.sizes, runner, runner.limits, checkpoint.generation.eos_ids)
 
     return make

@@ -159,6 +159,7 @@ class LLM:
                     core.add(request)
                 while core.has_work:
                     deliver_interrupt()
+                    finished = 0
                     for output in self._step(core):
                         processor, answer = jobs[output.request]
                         if (delta := processor.push(output)) is None:
@@ -167,7 +168,8 @@ class LLM:
                         tokens += len(delta.ids)
                         if delta.finish is not None and output.finish is None:
                             core.abort(output.request, output.candidate)  # A stop string that only the text shows.
-                        bar.update(task, advance=processor.finished, tokens=tokens)
+                        finished += processor.finished
+                    bar.update(task, advance=finished, tokens=tokens)
             finally:
                 self._settle(jobs)
         return answers

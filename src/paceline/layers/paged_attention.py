@@ -19,8 +19,6 @@ from paceline.layers.gpu_linear import overlaps
 from paceline.layers.kv_cache import KVLayout
 from paceline.layers.paged_cache import PagedKVCache
 
-BLOCK_SIZES = (16, 32, 64, 128)
-
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -44,10 +42,17 @@ class PagedAttention:
         self._multiprocessors = 132
         if device.type == "cuda":
             self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        # Few rows have many splits and many rows have few: the most of both is needed nowhere.
-        splits = [(rows, self._num_splits(rows, spec.max_position)) for rows in range(1, 2 * self._multiprocessors)]
-        rows, most = max(splits, key=lambda pair: pair[0] * pair[1])
-        self._workspace = DecodeWorkspace.of(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, most, device)
+        # Few rows have many splits, and many rows have one: the most of both is needed nowhere.
+        split = [(rows, self._num_splits(rows, spec.max_position)) for rows in range(1, 8 * self._multiprocessors)]
+        rows, most = max(split, key=lambda pair: pair[0] * pair[1] if pair[1] > 1 else 0)
+        self._workspace = DecodeWorkspace.of(
+            max(rows for rows, splits in split if splits > 1 or rows == 1),
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            most,
+            device,
+        )
 
     @staticmethod
     def serves(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:

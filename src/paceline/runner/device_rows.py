@@ -58,7 +58,18 @@ class DeviceRows:
         self.tables = []
 
 
+ALIGNMENT = 4
+"""Entries of int32. Triton compiles a kernel again for a pointer that is not aligned to 16 bytes."""
+
+
 def concatenated(parts: Sequence[Ints]) -> tuple[Ints, list[slice]]:
-    """All parts one after the other, and where each lies."""
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    return np.concatenate(parts), [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
+    """All parts one after the other, aligned, and where each lies."""
+    slices = []
+    end = 0
+    for part in parts:
+        slices.append(slice(end, end + len(part)))
+        end += -(-len(part) // ALIGNMENT) * ALIGNMENT
+    joined = np.zeros(end, np.int64)
+    for part, place in zip(parts, slices, strict=True):
+        joined[place] = part
+    return joined, slices

@@ -1,8 +1,11 @@
 """Runs steps on one GPU."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from paceline.layers.attention import AttentionBatch
 from paceline.models.decoder import Decoder
 from paceline.models.loader import load_decoder
 from paceline.models.registry import decoder_spec
-from paceline.runner.decode_graphs import DecodeGraphs, graph_sizes
+from paceline.runner.decode_graphs import FIRST, DecodeGraphs, graph_sizes
 from paceline.runner.device_rows import ON_DEVICE, DeviceRows, concatenated, upload
 from paceline.runner.device_sampler import DeviceSampler
 from paceline.runner.gpu_step import GPUStep, PromptLogprobs
@@ -145,7 +148,6 @@ class GPURunner:
         tokens = sizes.max_num_batched_tokens
         groups = len(spec.kv_windows)
         before = torch.cuda.mem_get_info(self._device)[0]
-        self._report("measuring memory", 0.0)
         length = min(tokens, spec.max_position)
         rows = max(1, tokens // length)
         self._allocate([1] * groups, length)
@@ -153,8 +155,9 @@ class GPURunner:
         table = torch.zeros(rows, -(-length // sizes.block_size), dtype=torch.int32, device=self._device)
         batch = AttentionBatch.of(lengths, lengths, [table] * groups)
         ids = torch.zeros(sum(lengths), dtype=torch.int32, device=self._device)
+        self._compile(most, partial(self._decoder.forward, ids, batch, self._cache))
+        self._report("measuring memory", 0.0)
         hidden = self._decoder.forward(ids, batch, self._cache)
-        self._report("measuring memory", 0.5)
         states = hidden.new_zeros(min(sizes.max_num_seqs, tokens), spec.hidden_size)
         logits = self._decoder.logits(states)
         part = logits[:LOGPROB_ROWS].float()
@@ -168,6 +171,19 @@ class GPURunner:
         torch.cuda.synchronize()
         decode = torch.cuda.max_memory_allocated(self._device) - held
         return eager + 2 * decode + graphs * GRAPH_BYTES
+
+    def _compile(self, most: int, *others: Callable[[], Any]) -> None:
+        """Has Triton compile the kernels of steps of all sizes, side by side; what they compute here is nonsense."""
+        sizes = [size for size in FIRST if size <= most]
+        jobs = [*others, *(partial(self._decode, size) for size in sizes)]
+
+        @torch.inference_mode()
+        def run(job: Callable[[], Any]) -> None:
+            job()
+
+        with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
+            for done, _ in enumerate(pool.map(run, jobs)):
+                self._report("compiling kernels", (done + 1) / len(jobs))
 
     def submit(self, step: Step) -> GPUStep:
         """Launches the step and returns at once."""

@@ -59,7 +59,10 @@ def _attend(acc, highest, total, q, position, low, high, key_head, value_head, t
     return acc, highest, total
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["window", "table_stride"],
+    do_not_specialize_on_alignment=["block_table", "query_start", "context_len"],
+)
 def _prefill_kernel(
     query,
     key_cache,

@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from paceline.kernels.triton.fp8 import quantized
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _norm_kernel(
     delta,
     residual,

@@ -30,7 +30,7 @@ def as_stored(x, scale, cache_type: tl.constexpr):
     return x.to(cache_type)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split_stride", "table_stride"])
 def _rotary_cache_kernel(
     qkv,
     positions,

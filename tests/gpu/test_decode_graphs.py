@@ -1,0 +1,108 @@
+"""Captured decode steps against the same steps launched one kernel at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.checkpoint.checkpoint import open_checkpoint
+from paceline.engine.config import EngineConfig
+from paceline.engine.sampling_params import SamplingParams
+from paceline.engine.step import RowStart, Step
+from paceline.runner.rows import Chunks
+from tiny_models import make_tiny
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+CONTEXT = 40
+BLOCK = 16
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def runner(request, tmp_path_factory):
+    from paceline.runner.gpu import GPURunner
+
+    folder = tmp_path_factory.mktemp("llama")
+    make_tiny(folder, "llama", max_position_embeddings=256)
+    config = EngineConfig(
+        model=str(folder), device="cuda", dtype=request.param, block_size=BLOCK, kv_cache_bytes=1 << 28
+    )
+    runner = GPURunner(config, open_checkpoint(folder))
+    while runner.idle():
+        pass
+    yield runner
+    runner.close()
+
+
+def seat(runner, count: int, seed: int) -> Chunks:
+    """Seats rows 0 to count, whose contexts have different lengths, and computes all but their last tokens."""
+    chance = np.random.default_rng(seed)
+    width = -(-CONTEXT // BLOCK)
+    added = []
+    for row in range(count):
+        length = int(chance.integers(2, CONTEXT))
+        blocks = list(range(1 + row * width, 1 + row * width + width))
+        added.append(
+            RowStart(
+                row=row,
+                tokens=chance.integers(4, 200, length).tolist(),
+                prompt_len=length,
+                computed=0,
+                blocks=[blocks],
+                params=SamplingParams(temperature=0),
+                seed=0,
+                candidate=0,
+                stop_ids=[],
+                prompt_logprobs=None,
+            )
+        )
+    runner.submit(Step(0, added=added, advance={s.row: len(s.tokens) - 1 for s in added})).result()
+    return runner._rows.apply(Step(1))
+
+
+def poison(runner) -> None:
+    """Leaves NaN in everything that the graphs write, by a replay of the largest over an embedding of NaN."""
+    embedding = runner._decoder._embedding
+    kept = embedding.clone()
+    size = max(runner._graphs._graphs)
+    runner._input[:size] = runner._device_rows.sink_row
+    runner._input[size : 2 * size] = 1
+    runner._input[2 * size : 3 * size] = 0
+    embedding.fill_(torch.nan)
+    runner._graphs.replay(size)
+    torch.cuda.synchronize()
+    assert runner._hidden.isnan().all()
+    embedding.copy_(kept)
+    for keys, values in zip(runner._cache.keys, runner._cache.values, strict=True):
+        keys[0].zero_()
+        values[0].zero_()
+    runner._tokens.fill_(7)
+    runner._positions.fill_(3)
+    for table in runner._tables:
+        table.fill_(1)
+
+
+@torch.inference_mode()
+def check(runner, count: int) -> None:
+    chunks = seat(runner, count, seed=count)
+    samples = np.arange(count)
+    eager = runner._forward(chunks, samples)[0].clone()
+    poison(runner)
+    size = runner._graphs.fit(count)
+    assert size is not None
+    replayed = runner._replay(chunks, samples, size)[0]
+    close = 1e-5 if eager.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(replayed, eager, rtol=close, atol=close)
+    runner.submit(Step(2, removed=list(range(count)))).result()
+
+
+@pytest.mark.parametrize("count", range(1, 65))
+def test_every_batch_to_64(runner, count):
+    """failure 77: padding reads and writes nothing of anyone's."""
+    check(runner, count)
+
+
+def test_every_captured_size(runner):
+    assert not runner._graphs.waiting
+    for size in runner._graphs._captured:
+        check(runner, size)
+    assert max(runner._graphs._captured) == 1024

@@ -189,7 +189,10 @@ def _begin(query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, cont
     return q, q_odd, highest, total, acc, acc_odd
 
 
-@triton.jit(do_not_specialize=["num_splits", "window", "table_stride"])
+@triton.jit(
+    do_not_specialize=["num_splits", "window", "table_stride"],
+    do_not_specialize_on_alignment=["block_table", "context_len"],
+)
 def _decode_kernel(
     query,
     key_cache,
@@ -445,8 +448,9 @@ def decode_attention(
         window: a token sees itself and the ``window - 1`` before it; None: all before it.
         softmax_scale: multiplies the scores; ``head_dim ** -0.5`` if None.
         workspace: for ``num_splits > 1``; made anew if None.
-        pdl: start before the kernel in front of this one ends (programmatic dependent launch). ``block_table`` and
-            ``context_len`` are then read early: whatever writes them must be followed by a launch without ``pdl``.
+        pdl: start before the kernel in front of this one ends (programmatic dependent launch). ``block_table``,
+            ``context_len`` and, with early `DecodeTiles`, keys and values of earlier tokens are then read at once:
+            between what writes them and this there must be a launch without ``pdl``.
 
     Returns:
         ``[rows, q_heads, head_dim]`` in the dtype of ``query``.

@@ -2,95 +2,18 @@
 
 import asyncio
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 from running_server import strict_json
-
-from engine_factories import write_folder
-
-TESTS = Path(__file__).parents[1]
-CODE = """
-import sys
-from paceline.engine.config import EngineConfig
-from paceline.server.config import ServerConfig
-from paceline.server.serve import serve
-serve(EngineConfig(model=sys.argv[1]), ServerConfig(**eval(sys.argv[2])), core=sys.argv[3])
-"""
-LONG = {"prompt": "hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
-"""9 seconds."""
-
-
-@contextmanager
-def process(folder: Path, core: str = "steady", **config: Any) -> Iterator[subprocess.Popen[str]]:
-    command = [
-        sys.executable,
-        "-c",
-        CODE,
-        str(write_folder(folder)),
-        repr({"port": 0, **config}),
-        f"served_core:{core}",
-    ]
-    path = os.pathsep.join([str(TESTS), str(TESTS / "server"), str(TESTS.parent / "src")])
-    served = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": path},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        yield served
-    finally:
-        children = psutil.Process(served.pid).children(recursive=True) if served.poll() is None else []
-        for left in [served, *children]:
-            left.kill()
-        served.communicate()
-
-
-def ready(served: subprocess.Popen[str]) -> str:
-    """The URL from the line that says that the server is ready."""
-    assert served.stdout is not None
-    line = served.stdout.readline()
-    match = re.search(r"http://\S+(?=/v1)", line)
-    assert match, line + (served.stderr.read() if served.stderr else "")
-    return match[0]
-
-
-def children(served: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(served.pid).children(recursive=True)
-
-
-def ends(served: subprocess.Popen[str], within: float) -> str:
-    """Waits for the exit, which must be with status 0; returns standard error."""
-    _, errors = served.communicate(timeout=within)
-    assert served.returncode == 0, errors
-    assert "Traceback" not in errors
-    return errors
-
-
-async def events(client: httpx.AsyncClient, body: dict[str, Any], opened: asyncio.Event | None = None) -> list[str]:
-    found = []
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        async for line in response.aiter_lines():
-            if line:
-                found.append(line.removeprefix("data: "))
-                if opened is not None:
-                    opened.set()
-    return found
+from served_process import LONG, children, ends, events, process, ready
 
 
 async def test_a_signal_drains(tmp_path: Path) -> None:

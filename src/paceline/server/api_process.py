@@ -12,10 +12,13 @@ import msgspec
 import uvloop
 
 from paceline.async_llm import AsyncLLM
+from paceline.checkpoint.error import CheckpointError
 from paceline.engine.config import EngineConfig
+from paceline.ipc.errors import EngineDead
 from paceline.ipc.messages import Seat
 from paceline.server.config import ServerConfig
 from paceline.server.http import serve_http
+from paceline.server.listener import StartError
 from paceline.server.metrics import Metrics, make_board
 from paceline.server.stop import Stop
 
@@ -83,4 +86,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
-    uvloop.run(_run())
+    try:
+        uvloop.run(_run())
+    except (CheckpointError, EngineDead, StartError) as error:
+        print(f"an API process cannot start: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -75,7 +75,8 @@ def _prefill_kernel(
     table_stride,
     key_stride,
     value_stride,
-    scale,
+    softmax_scale,
+    k_scale,
     v_scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -110,6 +111,12 @@ def _prefill_kernel(
     offsets = head[:, None] * D + d[None, :]
     mask = valid[:, None] & (d < D)[None, :]
     q = tl.load(query + offsets, mask=mask, other=0.0)
+    scale = softmax_scale * k_scale
+    if key_cache.dtype.element_ty.primitive_bitwidth == 8 and q.dtype.primitive_bitwidth == 16:
+        # A float8 becomes a float16 in one fast step, and a bfloat16 only by way of that in a slow one. The scale comes
+        # before the cast, so that no query is beyond the range of float16.
+        q = (q.to(tl.float32) * softmax_scale).to(tl.float16)
+        scale = k_scale
 
     # Keys before `after_window` are masked by the window of some query, keys from `before_diagonal` by causality.
     earliest = computed + (m_tile * TILE_M) // GROUP
@@ -259,7 +266,8 @@ def prefill_attention(
         block_table.stride(0),
         key_cache.stride(0),
         value_cache.stride(0),
-        (head_dim**-0.5 if softmax_scale is None else softmax_scale) * LOG2_E * k_scale,
+        (head_dim**-0.5 if softmax_scale is None else softmax_scale) * LOG2_E,
+        k_scale,
         v_scale,
         KV_HEADS=kv_heads,
         GROUP=group,

@@ -180,6 +180,22 @@ def test_a_failed_row_counts_nothing():
     assert [draw(sampler, logits, [one]).ids.item() for _ in range(2)] == [7, 0]
 
 
+def test_the_largest_numbers_fit():
+    largest = 2**31 - 1
+    starts = [
+        start(0, temperature=0.0, min_tokens=largest, stop_ids=[3], prompt_len=1),
+        start(1, temperature=0.0, stop_ids=[3]),
+        start(2, top_k=largest, seed=2**63 - 1),
+        start(3, top_p=0.999, seed=-(2**63), candidate=127),
+    ]
+    logits = torch.randn(4, 40)
+    logits[:2, 3] = 9.0
+    result = draw(sampler_of(starts, 40, 40), logits, starts)
+    assert result.ids.tolist() == reference(logits, starts, 40)[0]
+    assert result.ids[0] != 3
+    assert result.ids[1] == 3
+
+
 def test_logprobs_of_the_rows_that_asked():
     torch.manual_seed(8)
     vocab, limit = 300, 290

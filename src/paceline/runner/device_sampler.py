@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.engine.sampling_params import SamplingParams
+from paceline.engine.sampling_params import MAX_COUNT, SamplingParams
 from paceline.engine.step import RowStart
 from paceline.kernels.logprobs import Logprobs, token_logprobs
 from paceline.kernels.triton.sampling import sample
@@ -85,7 +85,7 @@ class DeviceSampler:
                 record["presence"] = params.presence_penalty
                 record["frequency"] = params.frequency_penalty
                 record["repetition"] = params.repetition_penalty
-                record["until"] = start.prompt_len + params.min_tokens
+                record["until"] = min(start.prompt_len + params.min_tokens, MAX_COUNT)
             if params.logit_bias or params.allowed_token_ids:
                 record["bias"] = self._write_bias(start).data_ptr()
         self._table.write(rows, records)

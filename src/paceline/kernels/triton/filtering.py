@@ -19,17 +19,20 @@ from torch import Tensor
 from paceline.kernels.triton.scores import GROUP, LOWEST, adjusted, log_waiting_times, note_sampled, race_keys
 from paceline.kernels.triton.seats import LONGS, MIN_P, NOTES, TEMPERATURE, TOP_K, TOP_P, WORDS, SeatTable
 
-TILE = tl.constexpr(64)
+TILE = tl.constexpr(32)
 """Groups read at once."""
 
-CANDIDATES = tl.constexpr(2048)
+CANDIDATES = tl.constexpr(1024)
 """Keys in question that are held at once."""
 
-FIRST_GROUPS = tl.constexpr(64)
+FIRST_GROUPS = tl.constexpr(32)
 """Groups picked at first for a row with top_p alone; each time they hold too little mass, eight times as many."""
 
 NEVER = tl.constexpr(0x7F800000)
 """Key of a token that may not be sampled, infinitely far."""
+
+FAR = tl.constexpr(0x42D00000)
+"""Key of distance 104: beyond, probabilities are 0."""
 
 COARSE = tl.constexpr(1 << 16)
 """Picking groups looks at the 15 high bits of a key alone, which are multiples of this."""
@@ -62,23 +65,23 @@ def _read(source, first):
 @triton.jit
 def _below(source, low, bound):
     """Number and mass of keys from ``low`` to before ``bound``."""
-    count = tl.full((), 0, tl.int32)
-    mass = tl.full((), 0.0, tl.float64)
+    counts = tl.zeros((TILE * GROUP,), tl.int32)
+    masses = tl.zeros((TILE * GROUP,), tl.float32)
     first = tl.full((), 0, tl.int32)
     while first < source[2]:
         keys, _tokens = _read(source, first)
         inside = (keys >= low) & (keys < bound)
-        count += tl.sum(inside.to(tl.int32), 0)
-        mass += tl.sum(tl.where(inside, _weights(keys), 0.0), 0).to(tl.float64)
+        counts += inside.to(tl.int32)
+        masses += tl.where(inside, _weights(keys), 0.0)
         first += TILE
-    return count, mass
+    return tl.sum(counts, 0), tl.sum(masses.to(tl.float64), 0)
 
 
 @triton.jit
 def _last_kept(source, candidates, end, open, goal, BY_MASS: tl.constexpr):
     """The largest key before ``end`` that begins before so many tokens, or (BY_MASS) before so much mass, as ``goal``.
 
-    ``open`` keys are before ``end``.
+    At most ``open`` keys are before ``end``.
 
     Returns:
         The key, the number and mass of those below it, and the number of those equal to it.
@@ -111,8 +114,8 @@ def _last_kept(source, candidates, end, open, goal, BY_MASS: tl.constexpr):
         first += TILE
     tl.debug_barrier()
     lane = tl.arange(0, CANDIDATES)
-    keys = tl.load(candidates + lane, mask=lane < open, other=NEVER)
-    weights = tl.where(lane < open, _weights(keys), 0.0).to(tl.float64)
+    keys = tl.load(candidates + lane, mask=lane < held, other=NEVER)
+    weights = tl.where(lane < held, _weights(keys), 0.0).to(tl.float64)
     while high - low > 1:
         middle = low + ((high - low) >> 1)
         if BY_MASS:
@@ -121,34 +124,35 @@ def _last_kept(source, candidates, end, open, goal, BY_MASS: tl.constexpr):
             kept = count + tl.sum((keys < middle).to(tl.int32), 0) < goal
         low = tl.where(kept, middle, low)
         high = tl.where(kept, high, middle)
-    equal = tl.where(single, open, tl.sum((keys == low).to(tl.int32), 0))
+    equal = tl.where(single, held, tl.sum((keys == low).to(tl.int32), 0))
     count += tl.sum((keys < low).to(tl.int32), 0)
     mass += tl.sum(tl.where(keys < low, weights, 0.0), 0)
     return low, count, mass, equal
 
 
 @triton.jit
-def _race_kept(source, last, equals, min_p, key0, key1):
-    """The first to arrive of all keys before ``last`` and of the first ``equals`` that equal it."""
-    best = tl.full((), float("-inf"), tl.float32)
-    chosen = tl.full((), 0, tl.int32)
+def _race_kept(source, last, equals, all_equals, min_p, key0, key1):
+    """The first to arrive of all keys before ``last`` and of the first ``equals`` (or all) that equal it."""
+    lane = tl.arange(0, TILE * GROUP)
+    best = tl.full((TILE * GROUP,), float("-inf"), tl.float32)
+    chosen = tl.zeros((TILE * GROUP,), tl.int32)
     seen = tl.full((), 0, tl.int32)
     first = tl.full((), 0, tl.int32)
-    lane = tl.arange(0, TILE * GROUP)
     while first < source[2]:
         keys, tokens = _read(source, first)
-        equal = (keys == last).to(tl.int32)
-        kept = (keys < last) | ((equal != 0) & (seen + tl.cumsum(equal, 0) <= equals))
+        kept = keys <= last
+        if all_equals == 0:
+            equal = (keys == last).to(tl.int32)
+            kept = (keys < last) | ((equal != 0) & (seen + tl.cumsum(equal, 0) <= equals))
+            seen += tl.sum(equal, 0)
         kept = kept & (_weights(keys) >= min_p)
         arrivals = -keys.to(tl.float32, bitcast=True) - log_waiting_times(key0, key1, tokens)
         arrivals = tl.where(kept, tl.maximum(arrivals, LOWEST), float("-inf"))
-        arrival, place = tl.max(arrivals, 0, return_indices=True, return_indices_tie_break_left=True)
-        token = tl.sum(tl.where(lane == place, tokens, 0), 0)
-        chosen = tl.where(arrival > best, token, chosen)
-        best = tl.maximum(arrival, best)
-        seen += tl.sum(equal, 0)
+        chosen = tl.where(arrivals > best, tokens, chosen)
+        best = tl.maximum(arrivals, best)
         first += TILE
-    return chosen
+    _best, place = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
+    return tl.sum(tl.where(lane == place, chosen, 0), 0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["seats", "positions"])
@@ -228,8 +232,9 @@ def _choose(
         want *= 8
 
     source = (base, picked, count, limit, position, longs, floats, ints, seat, peak, temperature)
-    last = end
+    last = end - 1
     equals = tl.full((), 0, tl.int32)
+    equal = tl.full((), 0, tl.int32)
     if limited:
         last, before, mass, equal = _last_kept(source, candidates, end, number, top_k, False)
         equals = tl.minimum(top_k - before, equal)
@@ -237,14 +242,14 @@ def _choose(
         end = last + 1
         number = before + equal
     if nucleus:
-        last, before, mass, equal = _last_kept(source, candidates, end, number, target, True)
+        last, before, mass, equal = _last_kept(source, candidates, tl.minimum(end, FAR), number, target, True)
         # As many equals as begin before the target.
         left = tl.minimum((target - mass) / tl.maximum(_weights(last), 1e-37).to(tl.float64), 1e9)
         begun = left.to(tl.int32)
         begun += (begun < left).to(tl.int32)
         equals = tl.minimum(tl.minimum(top_k - before, equal), begun)
     key0, key1 = race_keys(longs, ints, seat, position)
-    chosen = _race_kept(source, last, equals, min_p, key0, key1)
+    chosen = _race_kept(source, last, equals, equals == equal, min_p, key0, key1)
     tl.store(ids + row, chosen)
     note_sampled(tl.load(longs + seat * LONGS + NOTES), chosen)
 

@@ -55,11 +55,12 @@ def _read(source, first):
     logits, picked, count, limit, position, longs, floats, ints, seat, peak, temperature = source
     slot = first + tl.arange(0, TILE)
     group = tl.load(picked + slot, mask=slot < count, other=limit)
-    tokens = tl.reshape(group[:, None] * GROUP + tl.arange(0, GROUP)[None, :], (TILE * GROUP,))
+    tokens = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = tokens < limit
     values = tl.load(logits + tokens, mask=inside, other=0.0).to(tl.float32)
     values = adjusted(values, tokens, inside, position, longs, floats, ints, seat)
-    return tl.where(inside & (values == values), _keys(values, peak, temperature), NEVER), tokens
+    keys = tl.where(inside & (values == values), _keys(values, peak, temperature), NEVER)
+    return tl.reshape(keys, (TILE * GROUP,)), tl.reshape(tokens, (TILE * GROUP,))
 
 
 @triton.jit

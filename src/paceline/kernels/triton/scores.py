@@ -29,10 +29,12 @@ def adjusted(values, tokens, inside, position, longs, floats, ints, seat):
     """Logits after bias, masks, bans and penalties; float32."""
     bias = tl.load(longs + seat * LONGS + BIAS)
     if bias != 0:
-        values += tl.load(bias.to(tl.pointer_type(tl.float32)) + tokens, mask=inside, other=0.0)
+        additions = tl.multiple_of(bias.to(tl.pointer_type(tl.float32)), 16)
+        values += tl.load(additions + tokens, mask=inside, other=0.0)
     notes = tl.load(longs + seat * LONGS + NOTES)
     if notes != 0:
-        note = tl.load(notes.to(tl.pointer_type(tl.int32)) + tokens, mask=inside, other=0)
+        known = tl.multiple_of(notes.to(tl.pointer_type(tl.int32)), 16)
+        note = tl.load(known + tokens, mask=inside, other=0)
         banned = ((note & BANNED) != 0) & (position < tl.load(ints + seat * WORDS + UNTIL))
         values = tl.where(banned, float("-inf"), values)
         repetition = tl.load(floats + seat * WORDS + REPETITION)

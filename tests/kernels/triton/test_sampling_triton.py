@@ -103,12 +103,11 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("flat", [0.3, 3.0])
+@pytest.mark.parametrize(("flat", "ties"), [(0.3, False), (3.0, True)])
 def test_filtered_tokens_equal_the_reference(device, flat, ties):
     """Also where more is kept than is held at once, and where the kept set ends among equals."""
     torch.manual_seed(7)
-    width, limit = 9001, 8990
+    width, limit = 4501, 4490
     rows = len(FILTERS) + 1  # the last does not filter
     logits = torch.randn(rows, width) * flat
     if ties:
@@ -124,7 +123,7 @@ def test_filtered_tokens_equal_the_reference(device, flat, ties):
     ids, status, wanted = draw(logits, device, limit, **fields)
     assert ids == wanted
     assert status == [0] * rows
-    order = torch.randperm(rows)[:5]
+    order = torch.randperm(rows)[:3]
     assert draw(logits, device, limit, order=order, **fields)[0] == [wanted[i] for i in order]
 
 
@@ -132,7 +131,7 @@ def test_filtered_tokens_equal_the_reference(device, flat, ties):
 def test_of_equals_the_lowest_ids_are_kept(device, top_p):
     """All tokens are equally likely: 10% of 5,000 are the first 500."""
     kept = math.ceil(5000 * top_p)
-    rows = 6
+    rows = 3
     fields = {"temperature": 1.0, "top_k": 5000, "top_p": top_p, "seed": seeds(rows)}
     ids, _, wanted = draw(torch.zeros(rows, 5000), device, **fields)
     assert ids == wanted

@@ -83,6 +83,7 @@ class GPURunner:
             device=device,
             kv_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
             load_format=config.load_format,
+            quantization=config.quantization,
             progress=progress,
         )
         self.kv_layout = self._decoder.kv_layout(sizes.block_size)
@@ -151,11 +152,16 @@ class GPURunner:
         length = min(tokens, spec.max_position)
         rows = max(1, tokens // length)
         self._allocate([1] * groups, length)
-        lengths = [length] * rows
-        table = torch.zeros(rows, -(-length // sizes.block_size), dtype=torch.int32, device=self._device)
+        lengths = [1, length - 1, *[length] * (rows - 1)] if length > 1 else [1]  # both kinds of rows
+        table = torch.zeros(len(lengths), -(-length // sizes.block_size), dtype=torch.int32, device=self._device)
         batch = AttentionBatch.of(lengths, lengths, [table] * groups)
         ids = torch.zeros(sum(lengths), dtype=torch.int32, device=self._device)
-        self._compile(most, partial(self._decoder.forward, ids, batch, self._cache))
+        head = self._decoder.logits(ids.new_zeros(1, spec.hidden_size, dtype=self._decoder.dtype))
+        self._compile(
+            most,
+            partial(self._decoder.forward, ids, batch, self._cache),
+            partial(self._sampler.warm_up, head),
+        )
         self._report("measuring memory", 0.0)
         hidden = self._decoder.forward(ids, batch, self._cache)
         states = hidden.new_zeros(min(sizes.max_num_seqs, tokens), spec.hidden_size)

@@ -1,0 +1,141 @@
+"""Time of one decode step's forward pass, replayed as a graph: no scheduler, no sampling, every row as long.
+
+    python benchmarks/decode_step.py --mode bf16 --batches 1,8,64 [--context 2112] [--out FILE]
+
+Shape of Llama-3-8B, random weights, random keys and values. ``--tiles`` and ``--splits`` override how decode attention
+is cut, and ``--linear`` names a file with other choices for linear layers (the format of `paceline/kernels/tables`); so
+a change can be tried in a whole step before it becomes the default. Several settings may be given, separated by a
+slash (of files, by a colon): ``--tiles 64,2,3/32,1,2``.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from h200 import MODES
+from llama_shape import make_llama_shape
+
+from paceline.checkpoint.checkpoint import open_checkpoint
+from paceline.engine.config import EngineConfig
+from paceline.kernels.table import load_table
+from paceline.kernels.triton.attention_decode import DecodeTiles
+from paceline.layers import gpu_linear, paged_attention
+from paceline.runner.gpu import GPURunner
+
+REPLAYS = 60
+
+
+def fill(runner: GPURunner, batch: int, context: int) -> None:
+    """Rows of this length, over blocks of their own with random contents."""
+    blocks = -(-context // runner.sizes.block_size)
+    for layer in (*runner._cache.keys, *runner._cache.values):
+        for part in layer[: batch * blocks + 1].split(4096):
+            part.copy_(torch.randn(part.shape, device="cuda", dtype=torch.bfloat16))
+    runner._device_rows.tables[0][:batch, :blocks] = (
+        torch.randperm(batch * blocks, device="cuda").view(batch, blocks).int() + 1
+    )
+    runner._input[: 3 * batch] = torch.cat(
+        [
+            torch.arange(batch, device="cuda"),
+            torch.full((batch,), context, device="cuda"),
+            torch.randint(0, 100_000, (batch,), device="cuda"),
+        ]
+    ).int()
+
+
+def step_ms(runner: GPURunner, batch: int) -> float:
+    """Median over replays of a fresh capture."""
+    with torch.inference_mode():
+        runner._decode(batch)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            runner._decode(batch)
+    for _ in range(5):
+        graph.replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize()
+    return statistics.median(one.elapsed_time(two) for one, two in pairwise(marks))
+
+
+@contextmanager
+def settings(tiles: str, splits: str, linear: str) -> Iterator[None]:
+    patches = []
+    if tiles:
+        values = [part for part in tiles.split(",") if part != "early"]
+        choice = DecodeTiles(*map(int, values), early="early" in tiles)
+        patches.append(patch.object(DecodeTiles, "of", classmethod(lambda cls, *ignored, **more: choice)))
+    if splits:
+        patches.append(patch.object(paged_attention, "num_decode_splits", lambda *ignored: int(splits)))
+    if linear:
+        patches.append(patch.object(gpu_linear, "shipped_table", lambda device: load_table(Path(linear))))
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in reversed(patches):
+            each.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default="bf16", choices=MODES)
+    parser.add_argument("--batches", default="1,8,64")
+    parser.add_argument("--context", type=int, default=2112)
+    parser.add_argument("--tiles", default="", help="TOKENS,WARPS,STAGES[,early]; several: /")
+    parser.add_argument("--splits", default="", help="several: /")
+    parser.add_argument("--linear", default="", help="file of a table; several: a colon")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make_llama_shape(Path(scratch) / "llama-3-8b")
+        config = EngineConfig(model=str(folder), load_format="dummy", kv_cache_share=0.5, **MODES[options.mode])
+        runner = GPURunner(config, open_checkpoint(folder))
+        for batch in map(int, options.batches.split(",")):
+            fill(runner, batch, options.context)
+            for linear in options.linear.split(":"):
+                for tiles in options.tiles.split("/"):
+                    for splits in options.splits.split("/"):
+                        with settings(tiles, splits, linear):
+                            for method in runner._decoder._methods.values():
+                                if hasattr(method, "_choices"):
+                                    method._choices = gpu_linear._Choices(torch.device("cuda"))
+                            try:
+                                ms = step_ms(runner, batch)
+                            except Exception as error:
+                                print(f"{options.mode} {batch} {tiles} {splits} {linear}: {error!r:.200}", flush=True)
+                                continue
+                        row = {
+                            "mode": options.mode,
+                            "batch": batch,
+                            "context": options.context,
+                            "ms": ms,
+                            "tiles": tiles,
+                            "splits": splits,
+                            "linear": linear,
+                        }
+                        rows.append(row)
+                        print(
+                            f"{options.mode} {batch:4d} {ms:8.4f} ms  tiles {tiles or 'default'} "
+                            f"splits {splits or 'default'} linear {linear or 'default'}",
+                            flush=True,
+                        )
+    if options.out:
+        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

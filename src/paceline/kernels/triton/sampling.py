@@ -120,6 +120,7 @@ def sample(
         ids and status, int32 ``[R]``; the id is 0 where the status is not ``FINE``.
     """
     rows, width = logits.shape
+    assert rows <= len(table.counters), "more rows than seats"
     chunks = triton.cdiv(width, CHUNK)
     scores, tops = (torch.empty(rows, chunks, dtype=torch.float32, device=logits.device) for _ in range(2))
     winners, finite = (torch.empty(rows, chunks, dtype=torch.int32, device=logits.device) for _ in range(2))

@@ -2,9 +2,9 @@
 
     python benchmarks/kernels/sampling.py [--out FILE]
 
-Logits are bfloat16 over the vocabulary of Llama-3, normal with a deviation of 2.5; several are read in turn, from 8 rows
-on together larger than the L2 cache. The floor is reading them once at 4.64 TB/s, an H200's ceiling. Checks first that
-tokens equal the CPU's.
+Logits are bfloat16 over the vocabulary of Llama-3, normal with a deviation of 2.5; several are read in turn, from 8
+rows on together larger than the L2 cache. The floor is reading them once at 4.64 TB/s, an H200's ceiling. Checks first
+that tokens equal the CPU's.
 """
 
 import argparse

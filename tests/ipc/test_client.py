@@ -30,6 +30,8 @@ from paceline.engine.request import Finish, Request
 from paceline.engine.sampling_params import SamplingParams
 from paceline.ipc.client import EngineClient
 from paceline.ipc.errors import EngineDead, EngineStuck
+from paceline.ipc.link import EngineLink
+from paceline.ipc.messages import CLIENT_SHIFT
 from paceline.ipc.stream import Channel, RequestStream
 
 BACKEND = engine_factories.tokenizer()
@@ -43,19 +45,30 @@ async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
         await asyncio.sleep(0.01)
 
 
-class Engine(EngineClient):
-    """A client that makes its requests itself."""
+class Asks:
+    """For a client that makes its requests itself."""
 
-    def __init__(self, core: str = "quick", *, depth: int = 1, **options: Any) -> None:
-        super().__init__(EngineConfig(model="none", depth=depth), core=f"engine_factories:{core}", **options)
-        self._numbers = itertools.count()
+    _numbers: "itertools.count[int]"
 
-    def ask(self, prompt: list[int] = PROMPT, *, seed: int = 0, **params: Any) -> RequestStream:
+    def ask(self: Any, prompt: list[int] = PROMPT, *, seed: int = 0, **params: Any) -> RequestStream:
         sampling = SamplingParams(**params)
-        request = Request(id=next(self._numbers), prompt=prompt, params=sampling, seed=seed, arrival=time.monotonic())
+        number = (self.number << CLIENT_SHIFT) + next(self._numbers)
+        request = Request(id=number, prompt=prompt, params=sampling, seed=seed, arrival=time.monotonic())
         channel = Channel()
         self.send(request, OutputProcessor(BACKEND, prompt, sampling), channel)
         return RequestStream(request.id, channel, self.abort)
+
+
+class Guest(Asks, EngineLink):
+    def __init__(self, number: int, **options: Any) -> None:
+        super().__init__(number, **options)
+        self._numbers = itertools.count()
+
+
+class Engine(Asks, EngineClient):
+    def __init__(self, core: str = "quick", *, depth: int = 1, **options: Any) -> None:
+        super().__init__(EngineConfig(model="none", depth=depth), core=f"engine_factories:{core}", **options)
+        self._numbers = itertools.count()
 
     async def idle(self, within: float = 5.0) -> None:
         """Waits until client and engine hold no request."""
@@ -573,3 +586,66 @@ async def test_throughput(start: Start) -> None:
     logging.getLogger("tests").info("%.0f tokens/s", 3200 / took)
     assert sum(len(delta.ids) for deltas in results for delta in deltas) == 3200
     assert took < 10
+
+
+async def test_clients_of_one_engine_stay_apart(start: Start) -> None:
+    """failure 43: equal prompts and equal numbers from several clients at once. One that is gone takes its own requests
+    with it, and no others."""
+    engine = await start("paced")
+    engine.admit(1)
+    engine.admit(2)
+    one, two = Guest(1), Guest(2)
+    await asyncio.gather(one.join(engine.folder), two.join(engine.folder))
+    try:
+        assert one.limits == engine.limits
+        streams = [client.ask(max_tokens=20) for client in (engine, one, two)]
+        for deltas in await asyncio.gather(*map(whole, streams)):
+            assert answer(deltas).outputs[0].token_ids == expected(PROMPT, 20)
+        lost, kept = one.ask(max_tokens=900), two.ask(max_tokens=100)
+        await anext(lost)
+        await anext(kept)
+        assert two.stats.running == 2
+        engine.dismiss(1)
+        assert sum(len(delta.ids) for delta in await whole(kept)) in (98, 99)
+        await until(lambda: not any((two.stats.running, two.stats.waiting, two.stats.kv_used)))
+        await until(lambda: engine.stats.running == 0)
+        assert engine.leaks == 0
+    finally:
+        await one.close()
+        await two.close()
+    assert answer(await whole(engine.ask(max_tokens=3))).outputs[0].token_ids == expected(PROMPT, 3)
+
+
+async def test_guests_see_what_befalls_the_engine(start: Start) -> None:
+    """failure 82: a hang by the missing heartbeat, the end from the client that started the engine."""
+    engine = await start("paced", heartbeat_timeout=1.0)
+    engine.admit(1)
+    guest = Guest(1, heartbeat_timeout=1.0)
+    await guest.join(engine.folder)
+    try:
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(EngineStuck):
+            await whole(guest.ask(max_tokens=900))
+        os.kill(engine.pid, signal.SIGCONT)
+        await until(lambda: guest.error is None)
+        stream = guest.ask(max_tokens=900)
+        await anext(stream)
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await whole(stream)
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            guest.ask()
+    finally:
+        await guest.close()
+
+
+async def test_who_falls_behind_gets_larger_deltas(start: Start) -> None:
+    """Messages that have piled up are taken together."""
+    engine = await start()
+    streams = [engine.ask(max_tokens=200, seed=seed) for seed in range(4)]
+    tasks = [asyncio.create_task(whole(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    time.sleep(1.0)  # noqa: ASYNC251
+    for seed, deltas in enumerate(await asyncio.gather(*tasks)):
+        assert answer(deltas).outputs[0].token_ids == expected(PROMPT, 200, seed)
+        assert len(deltas) < 100

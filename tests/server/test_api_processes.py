@@ -145,7 +145,6 @@ async def test_one_dies(tmp_path: Path) -> None:
             return len(apis(served)) == 2 and before[0].pid not in [api.pid for api in apis(served)]
 
         await until(replaced)
-        await asyncio.sleep(2)
         async with each(served, url) as clients:
             for client in clients:
                 assert (await events(client, SHORT))[-1] == "[DONE]"

@@ -112,7 +112,7 @@ class PrefillRows:
 class CudnnPrefill:
     """Prefill attention by cuDNN, for bfloat16 and float16 caches, without a window.
 
-    Plans, the handle and the workspace are this object's: use it from one thread, on one stream at a time.
+    Plans and their workspaces are this object's: use it from one thread, on one stream at a time.
 
     Args:
         device: a GPU.
@@ -141,9 +141,8 @@ class CudnnPrefill:
         with torch.cuda.device(device):
             self._handle = self._cudnn.create_handle()
         self._stream: int | None = None
-        self._plans: dict[tuple[Any, ...], Any] = {}
+        self._plans: dict[tuple[Any, ...], tuple[Any, Tensor]] = {}
         self._kernels: dict[tuple[Any, ...], Any] = {}
-        self._workspace = torch.empty(1 << 16, dtype=torch.uint8, device=device)
 
     @staticmethod
     def available(device: torch.device) -> bool:
@@ -236,11 +235,11 @@ class CudnnPrefill:
         count, heads = len(rows.query_lens), query.shape[-2]
         shapes = (count, rows.max_query, rows.max_context, keys.shape, keys.stride(), values.stride())
         key = (*shapes, query.dtype, heads, scale)
-        graph = self._plans.get(key)
-        if graph is None:
-            graph = self._plans[key] = self._build(heads, query.dtype, keys, values, rows, scale)
-            if graph.get_workspace_size() > len(self._workspace):
-                self._workspace = self._workspace.new_empty(graph.get_workspace_size())
+        if key not in self._plans:
+            graph = self._build(heads, query.dtype, keys, values, rows, scale)
+            size = graph.get_workspace_size()
+            self._plans[key] = graph, torch.empty(size, dtype=torch.uint8, device=self._device)
+        graph, workspace = self._plans[key]
         stream = torch.cuda.current_stream(self._device).cuda_stream
         if stream != self._stream:
             self._cudnn.set_stream(handle=self._handle, stream=stream)
@@ -257,7 +256,7 @@ class CudnnPrefill:
             pointers[OFFSETS] = rows.offsets.data_ptr()
         if self.path != "gathered":
             pointers[KEY_TABLE] = pointers[VALUE_TABLE] = rows.block_table.data_ptr()
-        graph.execute(pointers, self._workspace.data_ptr(), handle=self._handle)
+        graph.execute(pointers, workspace.data_ptr(), handle=self._handle)
 
     def _build(
         self, heads: int, dtype: torch.dtype, keys: Tensor, values: Tensor, rows: PrefillRows, scale: float

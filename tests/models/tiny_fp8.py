@@ -59,6 +59,22 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {
     "tensor [1, 1]": lambda weight: one_number(weight)[None, None],
 }
 
+KV_NAMES = {
+    "compressed-tensors": ("self_attn.k_scale", "self_attn.v_scale"),
+    "queries too": ("self_attn.q_scale", "self_attn.k_scale", "self_attn.v_scale"),
+    "one for both": ("self_attn.kv_scale",),
+    "modelopt": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
+    "outputs": ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
+}
+"""What scales of a layer's KV cache are called."""
+
+
+def rewrite(folder: Path, tensors: dict[str, Tensor | None]) -> None:
+    """Replaces or adds tensors of a folder; None drops one."""
+    path = folder / "model.safetensors"
+    both = {**load_file(path), **tensors}
+    save_file({name: tensor for name, tensor in both.items() if tensor is not None}, path, {"format": "pt"})
+
 
 def quantise_folder(
     folder: Path,

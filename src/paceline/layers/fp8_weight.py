@@ -34,6 +34,10 @@ class Fp8Weight:
             return parts[0]
         return cls(torch.cat([part.data for part in parts]), torch.cat([part.scale for part in parts]))
 
+    def times(self, factors: Tensor) -> "Fp8Weight":
+        """Row by row, ``[out]``."""
+        return Fp8Weight(self.data, self.scale * factors)
+
     def wide(self, dtype: torch.dtype) -> Tensor:
         """What it stands for, ``[out, in]``."""
         return (self.data.float() * self.scale[:, None]).to(dtype)

@@ -13,14 +13,15 @@ from paceline.checkpoint.quantization import is_fp8
 from paceline.engine.config import LoadFormat, Quantization
 from paceline.layers.fp8_weight import Fp8Weight
 from paceline.models.decoder import Decoder
+from paceline.models.kv_scales import is_kv_scale, kv_factors
 from paceline.models.registry import decoder_spec
+from paceline.models.spec import DecoderSpec
 from paceline.models.weights import (
     EMBEDDING,
     HEAD,
     Parameter,
     input_scale_names,
     is_buffer,
-    is_kv_scale,
     parameter_table,
     weight_scale_names,
 )
@@ -61,11 +62,16 @@ def load_decoder(
     table = parameter_table(spec)
     device = torch.device(device)
     read: Callable[[Parameter], Weight]
+    factors: dict[str, Tensor] = {}
     if load_format == "dummy":
         read = _DummyWeights(dtype, device, fp8=fp8 or quantization == "fp8")
     else:
-        scales = _check_names(checkpoint, table, tied=spec.tied, fp8=fp8)
-        read = _CheckpointWeights(checkpoint, scales, dtype, device, fp8=quantization == "fp8")
+        scales, kv_scales = _check_names(checkpoint, table, spec, fp8=fp8)
+        read = stored = _CheckpointWeights(checkpoint, scales, dtype, device, fp8=quantization == "fp8")
+        if kv_dtype == torch.float8_e4m3fn:
+            factors = kv_factors(spec, {name: stored.number(name) for name in kv_scales})
+            if not factors:
+                log.warning("%s has no scales for an FP8 KV cache, which works with scale 1", checkpoint.name)
     waiting = {parameter.name: parameter for parameter in table}
     total = sum(math.prod(parameter.shape) for parameter in table)
     done = 0
@@ -74,6 +80,8 @@ def load_decoder(
         nonlocal done
         parameter = waiting.pop(name)
         weight = read(parameter)
+        if name in factors:
+            weight = _times(weight, factors[name].to(device))
         done += math.prod(parameter.shape)
         if progress is not None:
             progress("loading weights", done / total)
@@ -84,26 +92,24 @@ def load_decoder(
     return decoder
 
 
-def _check_names(checkpoint: Checkpoint, table: list[Parameter], *, tied: bool, fp8: bool) -> dict[str, str]:
+def _check_names(
+    checkpoint: Checkpoint, table: list[Parameter], spec: DecoderSpec, *, fp8: bool
+) -> tuple[dict[str, str], list[str]]:
     """Raises unless the checkpoint has exactly the tensors that the table names, and in FP8 their scales.
 
     Returns:
-        The name of the scale of each weight that has one.
+        The name of the scale of each weight that has one, and the names of scales of the KV cache.
     """
     needed = {name for parameter in table for name, _ in parameter.sources}
     present = {name for name in checkpoint.tensor_names() if not is_buffer(name)}
     scales: dict[str, str] = {}
+    kv_scales: list[str] = []
     if fp8:
         matrices = [name for parameter in table for name, shape in parameter.sources if len(shape) == 2]
         scales = {name: scale for name in matrices for scale in weight_scale_names(name) if scale in present}
-        present.difference_update(scales.values(), *map(input_scale_names, matrices))
-        if kv_scales := {name for name in present if is_kv_scale(name)}:
-            present -= kv_scales
-            log.warning(
-                "%s has scales for an FP8 KV cache: they are left unread, kv_cache_dtype=fp8 works with scale 1",
-                checkpoint.name,
-            )
-    if tied and HEAD in present:
+        kv_scales = sorted(name for name in present if is_kv_scale(name, spec))
+        present.difference_update(scales.values(), kv_scales, *map(input_scale_names, matrices))
+    if spec.tied and HEAD in present:
         log.info("%s ties its head to the embedding: its %s is a duplicate and is left unread", checkpoint.name, HEAD)
         present -= {HEAD, *weight_scale_names(HEAD), *input_scale_names(HEAD)}
     if missing := sorted(needed - present):
@@ -114,12 +120,19 @@ def _check_names(checkpoint: Checkpoint, table: list[Parameter], *, tied: bool, 
     if unexpected := sorted(present - needed):
         architecture = checkpoint.config.get("architectures")
         raise CheckpointError(f"{checkpoint.name} has tensors that {architecture} does not use: {_listed(unexpected)}")
-    return scales
+    return scales, kv_scales
 
 
 def _listed(names: list[str], most: int = 10) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def _times(weight: Weight, factors: Tensor) -> Weight:
+    """Row by row, ``[out]``."""
+    if isinstance(weight, Fp8Weight):
+        return weight.times(factors)
+    return weight * factors.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))
 
 
 class _CheckpointWeights:
@@ -165,22 +178,33 @@ class _CheckpointWeights:
         wide = stored.to(self._device).to(self._dtype)
         return Fp8Weight.of(wide) if may_be_fp8 and self._fp8 else wide
 
+    def number(self, name: str) -> float:
+        """The largest of a KV cache's scales: one, or one for each head."""
+        largest = float(self._numbers(name).max())
+        if largest == 0:
+            raise self._error(name, "holds no scale but 0")
+        return largest
+
     def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Float32 ``[out]``, from one number or one for each output channel of a weight of this shape."""
-        stored = self._checkpoint.tensor(name)
-        if stored.dtype not in _WIDE:
-            raise self._error(name, f"holds {stored.dtype}, which is not supported for a scale")
-        rows = shape[0]
-        if stored.numel() != 1 and tuple(stored.shape) not in ((rows,), (rows, 1)):
+        scale, rows = self._numbers(name), shape[0]
+        if scale.numel() != 1 and tuple(scale.shape) not in ((rows,), (rows, 1)):
             raise self._error(
                 name,
-                f"has shape {list(stored.shape)} for a weight {list(shape)}: one scale for all or one an output "
+                f"has shape {list(scale.shape)} for a weight {list(shape)}: one scale for all or one an output "
                 "channel is supported, blocks are not",
             )
-        scale = stored.to(torch.float32).flatten()
+        return scale.flatten().expand(rows).contiguous().to(self._device)
+
+    def _numbers(self, name: str) -> Tensor:
+        """Scales in float32, on the CPU."""
+        stored = self._checkpoint.tensor(name)
+        if stored.dtype not in _WIDE or stored.numel() == 0:
+            raise self._error(name, f"holds {list(stored.shape)} of {stored.dtype}, which is not supported for a scale")
+        scale = stored.to(torch.float32)
         if not (scale.isfinite() & (scale >= 0)).all():
             raise self._error(name, "holds scales that are negative or not finite")
-        return scale.expand(rows).contiguous().to(self._device)
+        return scale
 
     def _error(self, name: str, what: str) -> CheckpointError:
         return CheckpointError(f"{name} in {self._checkpoint.name} {what}")

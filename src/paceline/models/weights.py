@@ -30,9 +30,6 @@ EMBEDDING = "model.embed_tokens.weight"
 _BUFFERS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Tensors that old checkpoints carry and that follow from the config."""
 
-_KV_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([qkv]_scale|kv_scale|[qkv]_proj\.([qkv]|output)_scale)")
-"""Of an FP8 KV cache, or of queries, in the names of every tool that writes them."""
-
 _WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
 _INPUT_SCALES = ("input_scale", "activation_scale")
 """Both what a stored number is multiplied by. The second name is that of transformers."""
@@ -41,11 +38,6 @@ _INPUT_SCALES = ("input_scale", "activation_scale")
 def is_buffer(name: str) -> bool:
     """Whether a checkpoint's tensor may be left unread."""
     return _BUFFERS.fullmatch(name) is not None
-
-
-def is_kv_scale(name: str) -> bool:
-    """Whether a tensor of an FP8 checkpoint is a scale of keys, values or queries."""
-    return _KV_SCALES.fullmatch(name) is not None
 
 
 def weight_scale_names(weight: str) -> tuple[str, ...]:

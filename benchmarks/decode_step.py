@@ -24,9 +24,10 @@ from llama_shape import make_llama_shape
 
 from paceline.checkpoint.checkpoint import open_checkpoint
 from paceline.engine.config import EngineConfig
-from paceline.kernels.table import load_table
+from paceline.kernels.table import LinearTable, load_table, shipped_table
 from paceline.kernels.triton.attention_decode import DecodeTiles
-from paceline.layers import gpu_linear, paged_attention
+from paceline.layers import gpu_linear
+from paceline.layers.paged_attention import PagedAttention
 from paceline.runner.gpu import GPURunner
 
 REPLAYS = 60
@@ -71,22 +72,20 @@ def step_ms(runner: GPURunner, batch: int) -> float:
 
 @contextmanager
 def settings(tiles: str, splits: str, linear: str) -> Iterator[None]:
-    patches = []
-    if tiles:
-        values = [part for part in tiles.split(",") if part != "early"]
-        choice = DecodeTiles(*map(int, values), early="early" in tiles)
-        patches.append(patch.object(DecodeTiles, "of", classmethod(lambda cls, *ignored, **more: choice)))
-    if splits:
-        patches.append(patch.object(paged_attention, "num_decode_splits", lambda *ignored: int(splits)))
-    if linear:
-        patches.append(patch.object(gpu_linear, "shipped_table", lambda device: load_table(Path(linear))))
-    for each in patches:
-        each.start()
-    try:
+    usual = PagedAttention._cut
+
+    def cut(self: PagedAttention, rows: int, reach: int, itemsize: int) -> tuple[DecodeTiles, int]:
+        choice, count = usual(self, rows, reach, itemsize)
+        if tiles:
+            values = [part for part in tiles.split(",") if part != "early"]
+            choice = DecodeTiles(*map(int, values), early="early" in tiles)
+        return choice, int(splits) if splits else count
+
+    def table(device: str) -> LinearTable | None:
+        return load_table(Path(linear)) if linear else shipped_table(device)
+
+    with patch.object(PagedAttention, "_cut", cut), patch.object(gpu_linear, "shipped_table", table):
         yield
-    finally:
-        for each in reversed(patches):
-            each.stop()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import interpreted  # noqa: F401
 from paceline.layers.attention import AttentionBatch, AttentionSpec, HeadNorms
 from paceline.layers.gather_attention import GatherAttention
 from paceline.layers.kv_cache import KVLayout

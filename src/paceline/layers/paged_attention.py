@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.triton.attention_decode import (
+    DecodeTiles,
     DecodeWorkspace,
     decode_attention,
-    num_decode_splits,
     rotary_decode_attention,
 )
 from paceline.kernels.triton.attention_prefill import prefill_attention
@@ -19,12 +19,42 @@ from paceline.layers.gpu_linear import overlaps
 from paceline.layers.kv_cache import KVLayout
 from paceline.layers.paged_cache import PagedKVCache
 
+MIN_SPLIT = 128
+"""Tokens below which a split of a row costs more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCut:
+    """How decode attention is cut for steps of some size; measured with `benchmarks/decode_step.py` on an H200."""
+
+    heads: int
+    """For at most so many heads of keys, those of all rows together."""
+    tiles: DecodeTiles
+    programs: int
+    """For each multiprocessor, about; they share the keys of long rows."""
+
+
+ANY = 1 << 31
+WIDE = (
+    DecodeCut(32, DecodeTiles(32, 2, 4, early=True), 4),
+    DecodeCut(64, DecodeTiles(64, 2, 3), 2),
+    DecodeCut(128, DecodeTiles(32, 2, 4, early=True), 4),
+    DecodeCut(ANY, DecodeTiles(64, 2, 2), 4),
+)
+"""For caches with 2 bytes an element and heads of at most 128."""
+NARROW = (
+    DecodeCut(128, DecodeTiles(32, 2, 4, early=True), 4),
+    DecodeCut(ANY, DecodeTiles(64, 2, 3), 4),
+)
+"""With 1 byte an element."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     batch: AttentionBatch
     block_table: Tensor
     window: int | None
+    tiles: DecodeTiles
     num_splits: int
     """Of rows with one token."""
     pdl: bool
@@ -42,17 +72,10 @@ class PagedAttention:
         self._multiprocessors = 132
         if device.type == "cuda":
             self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        # Few rows have many splits, and many rows have one: the most of both is needed nowhere.
-        split = [(rows, self._num_splits(rows, spec.max_position)) for rows in range(1, 8 * self._multiprocessors)]
-        rows, most = max(split, key=lambda pair: pair[0] * pair[1] if pair[1] > 1 else 0)
-        self._workspace = DecodeWorkspace.of(
-            max(rows for rows, splits in split if splits > 1 or rows == 1),
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            most,
-            device,
-        )
+        # Few rows have many splits and many rows have few: rows, heads and splits together are never more programs.
+        programs = max(cut.programs for cut in (*WIDE, *NARROW)) * self._multiprocessors
+        rows = -(-programs // (2 * spec.num_kv_heads))
+        self._workspace = DecodeWorkspace.of(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, 2, device)
 
     @staticmethod
     def serves(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
@@ -65,13 +88,18 @@ class PagedAttention:
 
     def plan(self, batch: AttentionBatch, group: int, window: int | None, cache: PagedKVCache) -> _Plan:
         reach = batch.max_context if window is None else min(window, batch.max_context)
-        splits = self._num_splits(batch.single_rows, reach) if batch.single_rows else 1
-        return _Plan(
-            batch, batch.block_tables[group], window, splits, batch.positions.is_cuda and overlaps(len(batch.positions))
-        )
+        tiles, splits = self._cut(batch.single_rows, reach, cache.layout.dtype.itemsize)
+        pdl = batch.positions.is_cuda and overlaps(len(batch.positions))
+        return _Plan(batch, batch.block_tables[group], window, tiles, splits, pdl)
 
-    def _num_splits(self, rows: int, reach: int) -> int:
-        return num_decode_splits(rows, self._spec.num_kv_heads, reach, self._multiprocessors)
+    def _cut(self, rows: int, reach: int, itemsize: int) -> tuple[DecodeTiles, int]:
+        """Tiles, and programs that share a row of at most ``reach`` tokens. Shorter rows use fewer by themselves."""
+        heads = max(1, rows * self._spec.num_kv_heads)
+        cut = next(cut for cut in (NARROW if itemsize == 1 else WIDE) if heads <= cut.heads)
+        splits = max(1, min(cut.programs * self._multiprocessors // heads, reach // MIN_SPLIT))
+        if itemsize > 2 or self._spec.head_dim > 128:
+            return DecodeTiles.of(self._spec.head_dim, itemsize), splits
+        return cut.tiles, splits
 
     def attend(self, plan: _Plan, qkv: Tensor, norms: HeadNorms | None, cache: PagedKVCache, layer: int) -> Tensor:
         batch, spec = plan.batch, self._spec
@@ -93,6 +121,7 @@ class PagedAttention:
                 eps=spec.norm_eps,
                 window=plan.window,
                 workspace=self._workspace,
+                tiles=plan.tiles,
                 pdl=plan.pdl,
             )
             return attended.view(tokens, -1)
@@ -121,6 +150,7 @@ class PagedAttention:
                 num_splits=plan.num_splits,
                 window=plan.window,
                 workspace=self._workspace,
+                tiles=plan.tiles,
                 out=out[:singles],
             )
         prefill_attention(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,16 +21,7 @@ if find_spec("torch") and find_spec("triton"):
     ON_GPU = torch.cuda.is_available()
 
 if not ON_GPU and not collect_ignore_glob:
-    # Triton 3.6 turns the bounds of a loop, arrays of one element, into integers in a way that NumPy 2.4 refuses.
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_tensor_and_index(tensor: type, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_tensor_and_index
+    import interpreted  # noqa: F401
 
 TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 1e-2}
 """Relative error by dtype of the result. The interpreter gets dots in bfloat16 wrong, so they need a GPU."""

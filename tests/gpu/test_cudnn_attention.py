@@ -120,6 +120,18 @@ def test_what_the_graph_is_given(path, block_size):
     case.check(case.attend(WrittenOut(path)))
 
 
+@pytest.mark.parametrize("path", ["paged", "padded", "gathered"])
+def test_tokens_of_no_row_are_not_written(path):
+    case = Case(4, 2, 32, 64, torch.bfloat16, torch.device("cpu"))
+    more = torch.zeros(3, *case.query.shape[1:], dtype=torch.bfloat16)
+    case.query = torch.cat((more, case.query, more[:2]))
+    case.start += 3
+    out = torch.full_like(case.query, 7.0)
+    case.check(case.attend(WrittenOut(path), out=out)[3:-2])
+    assert (out[:3] == 7).all()
+    assert (out[-2:] == 7).all()
+
+
 def test_nothing_to_attend():
     case = Case(4, 2, 32, 16, torch.bfloat16, torch.device("cpu"))
     nothing = torch.zeros(0, dtype=torch.int32)

@@ -81,17 +81,18 @@ class PrefillRows:
         padded = power_of_2(rows)
         longest = power_of_2(max_context, max(MIN_TOKENS, block_size))
         width = longest // block_size
-        query_lens, context_lens = (block_table.new_zeros(padded) for _ in range(2))
+        int32: dict[str, Any] = {"dtype": torch.int32, "device": block_table.device}
+        query_lens, context_lens = (torch.zeros(padded, **int32) for _ in range(2))
         torch.sub(query_start[1 : rows + 1], query_start[:rows], out=query_lens[:rows])
         context_lens[:rows] = context_len
-        offsets = block_table.new_empty(padded + 1)
+        offsets = torch.empty(padded + 1, **int32)
         torch.mul(query_start[: rows + 1], token_elements, out=offsets[: rows + 1])
         offsets[rows + 1 :] = offsets[rows]
-        table = block_table.new_zeros(padded, width)
+        table = torch.zeros(padded, width, **int32)
         used = min(width, block_table.shape[1])
         table[:rows, :used] = block_table[:rows, :used]
         # A tile of keys may reach past a context. What lies there is masked, but it is read, so it must be the row's.
-        column = torch.arange(width, dtype=torch.int32, device=table.device)
+        column = torch.arange(width, **int32)
         table = torch.where(column * block_size < context_lens[:, None], table, table[:, :1])
         slot = torch.arange(block_size, device=table.device)
         last = (context_lens - 1).clamp_(min=0).long()[:, None]
@@ -119,7 +120,7 @@ class CudnnPrefill:
         path: "paged" reads the cache through block tables and the queries through offsets. "padded" copies the
             queries to rows of equal length and the results back. "gathered" copies keys and values out of their
             blocks first.
-        clear_tails: cuDNN multiplies the values of masked slots by 0, which a NaN there survives. So the unwritten
+        clear_tails: cuDNN may multiply the values of masked slots by 0, which a NaN survives. So the unwritten
             slots of the rows' last blocks, where another sequence's may be, are set to 0 first.
         dynamic_shapes: plans of different shapes share one kernel, which is compiled once; otherwise each compiles
             its own.
@@ -225,8 +226,9 @@ class CudnnPrefill:
         if self.path == "padded":
             token = torch.arange(len(query), device=query.device, dtype=torch.int32)
             row = torch.searchsorted(start[1:], token, right=True).clamp_(max=len(start) - 2)
-            place = (token - start[row]).clamp_(max=rows.max_query - 1)
-            torch.index_select(result.flatten(0, 1), 0, row * rows.max_query + place, out=out)
+            place = (token - start[row]).clamp_(0, rows.max_query - 1)
+            owned = (token >= start[0]) & (token < start[-1])
+            out.copy_(torch.where(owned[:, None, None], result[row, place], out))
         return out
 
     def _execute(

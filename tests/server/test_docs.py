@@ -26,6 +26,7 @@ def shown_default(name: str, default: object) -> str:
     if isinstance(default, (int, float)):
         return f"{default:g}" if isinstance(default, float) else str(default)
     words = {"root_path": "", "api_keys": "none", "served_model_names": "the model as given"}
+    words["api_processes"] = "one for every four cores, at most four"
     if name in words:
         assert not default
         return words[name]

@@ -15,7 +15,7 @@ import zmq
 
 from paceline.engine.config import EngineConfig
 from paceline.ipc.link import EngineLink
-from paceline.ipc.messages import Failed, Launch, Leave, Shutdown, client_address
+from paceline.ipc.messages import Failed, Join, Launch, Leave, Shutdown, client_address
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,9 @@ class EngineClient(EngineLink):
         self._serving = True
 
     def admit(self, number: int) -> None:
-        """Client ``number`` may join. If the engine process ends, it hears so: it cannot see that by itself."""
+        """Client ``number`` is about to join. If the engine process ends, it hears so: it cannot see that by itself."""
         self._guests.add(number)
+        self._tell(Join(number))
 
     def dismiss(self, number: int) -> None:
         """Client ``number`` is gone: its requests end in the engine. Its number is not used again."""

@@ -22,7 +22,6 @@ from paceline.ipc.messages import (
     Add,
     Beat,
     Failed,
-    Join,
     Loading,
     Outputs,
     Ready,
@@ -92,12 +91,11 @@ class EngineLink:
         return len(self._open)
 
     async def join(self, folder: str) -> None:
-        """Connects to the engine of ``folder`` and waits until it is ready, however long that takes. Raises EngineDead
-        if it fails."""
+        """Connects to the engine of ``folder``, whose client 0 has admitted this one. Waits until it is ready, however
+        long that takes. Raises EngineDead if it fails."""
         self._connect(folder)
         try:
             self._spawn(self._read())
-            self._tell(Join(self.number))
             self._take_over(await self._ready)
             self._spawn(self._watch())
         except BaseException:

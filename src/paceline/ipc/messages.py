@@ -54,7 +54,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, tag=True):
-    """A client listens from now on. The engine answers with `Ready` as soon as it is."""
+    """Client 0 has admitted another one. The engine sends it `Ready` as soon as it is. Both this and `Leave` come from
+    client 0, so that they come in order."""
 
     client: int
 

@@ -184,6 +184,8 @@ def check(prefills: dict[str, CudnnPrefill]) -> list[dict[str, Any]]:
         for name, prefill in prefills.items():
             if name != "paged" and (inputs.query.dtype, *arguments[2]) != (torch.bfloat16, *llama):
                 continue  # each kernel takes a second to compile
+            if name == "paged, own kernel" and case not in ("one row", "blocks of 64"):
+                continue
             result: dict[str, Any] = {"case": case, "variant": name}
             # Clearing tails changes the cache, so variants that see NaN get their own.
             torch.manual_seed(1)

@@ -1,0 +1,221 @@
+"""Finds the fastest way of each linear layer of few tokens on this GPU, in the middle of whole decode steps.
+
+    python benchmarks/tune_linear.py --out TABLE.json [--rows 1,2,8,16,32,64] [--dtypes bf16,w8a8] [--base TABLE.json]
+
+A kernel that is fastest alone need not be so in a step, where it starts while the one before still runs. So each
+candidate is timed as part of a captured step of a decoder with a few layers of the Llama-3-8B shape (2,048 tokens of
+context), one layer kind after the other, starting from the table that is in use. The result has the format of
+`paceline/kernels/tables`; what was not tuned is taken over from ``--base`` or from the table of this GPU.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from decode_step import fill
+from llama_shape import make_llama_shape
+
+from paceline.checkpoint.checkpoint import open_checkpoint
+from paceline.engine.config import EngineConfig
+from paceline.kernels.table import (
+    Choice,
+    Cublas,
+    GemvConfig,
+    LinearShape,
+    LinearTable,
+    SkinnyConfig,
+    load_table,
+    shipped_table,
+)
+from paceline.runner.gpu import GPURunner
+
+LAYERS = 6
+CONTEXT = 2048
+REPLAYS = 25
+SHARED_MEMORY = 227 * 1024
+SHAPES = {
+    "qkv": ("linear", 6144, 4096),
+    "o": ("linear", 4096, 4096),
+    "gate_up": ("gate_up", 14336, 4096),
+    "down": ("linear", 4096, 14336),
+    "head": ("linear", 128_256, 4096),
+}
+MODES = {"bf16": {}, "w8a8": {"quantization": "fp8"}, "w8a16": {"quantization": "fp8"}}
+
+
+class Choices:
+    """Stands in for the table that linear layers ask."""
+
+    def __init__(self, known: dict[LinearShape, Choice]) -> None:
+        self.known = known
+
+    def of(self, op: str, rows: int, n: int, k: int, dtype: str) -> Choice | None:
+        return LinearTable("", self.known).choose(LinearShape(op, rows, n, k, dtype))
+
+
+def candidates(shape: LinearShape) -> Iterator[Choice]:
+    """Ways worth a try."""
+    size = 2 if shape.dtype == "bf16" else 1
+    gated = shape.op == "gate_up"
+    yield Cublas()
+    if shape.rows <= 4 and shape.dtype != "w8a8":
+        more = 2 // size
+        if shape.k <= 4096:
+            rings = [(1, 1056, 3, 1), (1, 1584, 2, 1), (1, 792, 4, 1), (1, 1056, 3, 2), (1, 792, 4, 2), (2, 528, 4, 2)]
+            rings += [(2, 528, 4, 4), (2, 384, 5, 4), (1, 528, 4, 4), (2, 384, 3, 4), (1, 384, 6, 4), (2, 264, 6, 4)]
+            yield from (GemvConfig(n * more, 4096, count, stages, warps) for n, count, stages, warps in rings)
+        else:
+            rings = [(1, 264, 4, 8), (1, 264, 4, 4), (1, 396, 3, 4), (1, 396, 3, 8), (1, 528, 2, 4), (2, 264, 3, 8)]
+            yield from (GemvConfig(n * more, 16384, count, stages, warps) for n, count, stages, warps in rings)
+            if not gated:
+                parts = [(4, 37, 6, 8), (8, 37, 4, 4), (4, 75, 4, 4), (2, 113, 4, 2), (2, 150, 3, 1), (4, 113, 3, 2)]
+                yield from (GemvConfig(n * more, 2048, count, stages, warps) for n, count, stages, warps in parts)
+    if shape.dtype == "w8a16" or shape.rows == 1:
+        return
+    wide = 2 if size == 1 else 1
+    tiles = [(64, 64, 5), (64, 128, 3), (64, 128, 4), (64, 256, 3), (128, 64, 4), (128, 128, 3)]
+    tiles += [(32, 128, 4)] if size == 2 else []
+    splits = (1,) if gated or shape.n > 20_000 else (1, 2, 4)
+    for block_n, block_k, stages in tiles:
+        padded = max(16, 1 << (shape.rows - 1).bit_length())
+        shared = stages * block_k * wide * (block_n * (2 if gated else 1) + padded) * size
+        if shared > SHARED_MEMORY:
+            continue
+        for split in splits:
+            programs = -(-shape.n // block_n) * split
+            if not gated and shape.n <= 20_000 and not 60 <= programs <= 500:
+                continue
+            warps = 8 if gated and block_n == 128 else 4
+            yield SkinnyConfig(block_n, block_k * wide, split, stages, warps)
+
+
+class Step:
+    """Decode steps of a small decoder, with choices that can be exchanged."""
+
+    def __init__(self, dtype: str, known: dict[LinearShape, Choice]) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = make_llama_shape(Path(scratch) / "llama", num_hidden_layers=LAYERS)
+            config = EngineConfig(
+                model=str(folder), load_format="dummy", kv_cache_share=0.3, max_num_seqs=64, **MODES[dtype]
+            )
+            self.runner = GPURunner(config, open_checkpoint(folder))
+        self.choices = Choices(known)
+        for method in self.runner._decoder._methods.values():
+            method._choices = self.choices
+
+    def run(self, rows: int) -> None:
+        self.runner._decode(rows)
+        self.runner._decoder.logits(self.runner._hidden[:rows])
+
+    @torch.inference_mode()
+    def compile(self, rows: int, trials: list[dict[LinearShape, Choice]]) -> None:
+        """Compiles what the trials need, side by side; those that do not fit are found out when they are timed."""
+        methods = [*self.runner._decoder._methods.values()]
+        layer = self.runner._decoder._layers[0]
+        linears = {"qkv": layer.qkv, "o": layer.o, "gate_up": layer.gate_up, "down": layer.down}
+        linears["head"] = self.runner._decoder._head
+
+        def attempt(name: str, choice: Choice, dtype: str) -> None:
+            shape = LinearShape(SHAPES[name][0], rows, *SHAPES[name][1:], dtype)
+            method = type(linears[name]._method).__new__(type(linears[name]._method))
+            method._choices = Choices({shape: choice})
+            x = torch.ones(rows, shape.k, dtype=torch.bfloat16, device="cuda")
+            call = method.gated if shape.op == "gate_up" else method.apply
+            try:
+                with torch.inference_mode():
+                    call(x, linears[name].weight, None)
+            except Exception as error:
+                print(f"  {name} {choice}: {error!r:.120}")
+
+        assert methods
+        jobs = []
+        for trial in trials:
+            for shape, choice in trial.items():
+                name = next(name for name, known in SHAPES.items() if known == (shape.op, shape.n, shape.k))
+                jobs.append(partial(attempt, name, choice, shape.dtype))
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2)) as pool:
+            for _ in pool.map(lambda job: job(), jobs):
+                pass
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def time(self, rows: int) -> float:
+        """Milliseconds of a captured step: the median of its replays."""
+        self.run(rows)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.run(rows)
+        for _ in range(3):
+            graph.replay()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            graph.replay()
+            mark.record()
+        torch.cuda.synchronize()
+        return statistics.median(one.elapsed_time(two) for one, two in pairwise(marks))
+
+
+def tune(step: Step, rows: int, dtype: str, say: Callable[[str], None]) -> None:
+    """Replaces the choices for ``rows`` by the fastest found, one layer kind at a time."""
+    fill(step.runner, rows, CONTEXT)
+    names = [name for name in SHAPES if dtype == "bf16" or name != "head"]
+    shapes = {name: LinearShape(SHAPES[name][0], rows, *SHAPES[name][1:], dtype) for name in names}
+    trials = {name: list(candidates(shape)) for name, shape in shapes.items()}
+    step.compile(rows, [{shapes[name]: choice} for name in names for choice in trials[name]])
+    for name in names:
+        shape = shapes[name]
+        start = step.choices.of(shape.op, rows, shape.n, shape.k, dtype) or Cublas()
+        step.choices.known[shape] = start
+        before = best = step.time(rows)
+        winner = start
+        for choice in trials[name]:
+            step.choices.known[shape] = choice
+            try:
+                ms = step.time(rows)
+            except Exception as error:
+                say(f"  left out: {name} {choice}: {error!r:.100}")
+                continue
+            if ms < best:
+                best, winner = ms, choice
+        step.choices.known[shape] = winner
+        say(f"{dtype} {rows:3d} {name:8s} {before:.4f} -> {best:.4f} ms  {winner}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--rows", default="1,2,8,16,32,64")
+    parser.add_argument("--dtypes", default="bf16,w8a8,w8a16")
+    options = parser.parse_args()
+    device = torch.cuda.get_device_name()
+    table = load_table(options.base) if options.base else shipped_table(device)
+    known = dict(table.choices) if table else {}
+    begin = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - begin:4.0f} s] {line}", file=sys.stderr, flush=True)
+
+    for dtype in options.dtypes.split(","):
+        step = Step(dtype, known)
+        for rows in map(int, options.rows.split(",")):
+            if (dtype == "w8a16") != (rows == 1) and dtype != "bf16":  # one token is not quantised
+                continue
+            tune(step, rows, dtype, say)
+            options.out.write_text(LinearTable(device, known).to_json())
+        step.runner.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -142,7 +142,7 @@ def guard(variant: str) -> Iterator[None]:
         print(f"\n{variant} {why}: starting over without it", flush=True)
         os.execv(sys.executable, [sys.executable, *sys.argv, "--without", variant])
 
-    timer = threading.Timer(30, start_over, ["hangs"])
+    timer = threading.Timer(60, start_over, ["hangs"])
     timer.start()
     try:
         yield

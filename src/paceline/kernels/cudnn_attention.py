@@ -113,7 +113,8 @@ class PrefillRows:
 class CudnnPrefill:
     """Prefill attention by cuDNN, for bfloat16 and float16 caches, without a window.
 
-    Plans and their workspaces are this object's: use it from one thread, on one stream at a time.
+    Plans and their workspaces are this object's: use it from one thread, on one stream at a time. A shape's first call
+    makes its plan, and the first of all compiles the kernel, so neither may lie in a CUDA graph.
 
     Args:
         device: a GPU.

@@ -61,6 +61,7 @@ SHAPES = [
     (20, 1, 64, 16, 4, 1),
 ]
 """Query heads, kv heads, head_dim, block size, splits, window."""
+FUSED_TILES = [DecodeTiles(32, 1, 2), DecodeTiles(32, 4, 2), DecodeTiles(16, 2, 3, early=True)]
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), SHAPES)
@@ -79,10 +80,10 @@ def test_one_token_a_row(q_heads, kv_heads, head_dim, block_size, splits, window
     check_close(out, case.reference(case.query, window))
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("tiles", FUSED_TILES, ids=str)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), SHAPES)
 def test_fused_equals_rotary_then_attention(
-    q_heads, kv_heads, head_dim, block_size, splits, window, early, dtype, device, rng, check_close
+    q_heads, kv_heads, head_dim, block_size, splits, window, tiles, dtype, device, rng, check_close
 ):
     case = Case(q_heads, kv_heads, head_dim, block_size, dtype, device, rng, window=window)
     inverse = 1 / 10000 ** (torch.arange(0, head_dim, 2, device=device) / head_dim)
@@ -101,7 +102,7 @@ def test_fused_equals_rotary_then_attention(
         num_splits=splits,
         window=window,
         dtype=dtype,
-        tiles=DecodeTiles(tokens=32, warps=4, stages=2, early=early),
+        tiles=tiles,
         **norms,
     )
     rows = torch.arange(len(CONTEXTS), dtype=torch.int32, device=device)
@@ -127,9 +128,9 @@ def test_float8_cache(q_heads, kv_heads, head_dim, block_size, splits, window, d
     check_close(out, case.reference(case.query, window, **scales))
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("tiles", FUSED_TILES, ids=str)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), FLOAT8_SHAPES)
-def test_fused_float8(q_heads, kv_heads, head_dim, block_size, splits, window, early, dtype, device, rng, check_close):
+def test_fused_float8(q_heads, kv_heads, head_dim, block_size, splits, window, tiles, dtype, device, rng, check_close):
     """Attention to what was written, which is close to the keys and values (the interpreter rounds float8 badly)."""
     case = Case(
         q_heads, kv_heads, head_dim, block_size, dtype, device, rng, cache_dtype=torch.float8_e4m3fn, window=window
@@ -137,7 +138,7 @@ def test_fused_float8(q_heads, kv_heads, head_dim, block_size, splits, window, e
     inverse = 1 / 10000 ** (torch.arange(0, head_dim, 2, device=device) / head_dim)
     cos_sin = rotary_cos_sin(inverse, 256)
     scales = {"k_scale": 0.5, "v_scale": 3.0}
-    options = {"num_splits": splits, "window": window, "tiles": DecodeTiles(32, 4, 2, early), **scales}
+    options = {"num_splits": splits, "window": window, "tiles": tiles, **scales}
     out = rotary_decode_attention(
         case.qkv, cos_sin, case.keys, case.values, case.table, case.context, dtype=dtype, **options
     )

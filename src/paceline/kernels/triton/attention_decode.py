@@ -138,23 +138,24 @@ def _add_up(partial, partial_lse, target, count, v_scale, GROUP: tl.constexpr, D
 def _begin(query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, context, newest, last, split_stride,
            key_stride, value_stride, softmax_scale, eps, k_scale, v_scale, TYPE: tl.constexpr,
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr,
-           BLOCK_SIZE: tl.constexpr, FUSED: tl.constexpr, QKV_SPLITS: tl.constexpr, NORM: tl.constexpr,
-           PAIRS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """The scaled queries of a group, and the softmax (highest score, sum, result) over the newest token or nothing.
+           BLOCK_SIZE: tl.constexpr, SUMS: tl.constexpr, FUSED: tl.constexpr, QKV_SPLITS: tl.constexpr,
+           NORM: tl.constexpr, PAIRS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """The scaled queries of a group, and the softmax (highest score, sums, result) over the newest token or nothing.
 
     Of queries and result even and odd columns apart if PAIRS, else twice the same. The program of the ``last`` split
-    has the newest token, which it also writes.
+    has the newest token, which it also writes. The sums ``[ROWS, SUMS]`` are still to be added up.
     """
     if PDL:
         gdc_wait()
-    d = tl.arange(0, D_PAD)[None, :]
     r = tl.arange(0, ROWS)
+    # Whatever is read has this shape, if need be in every row the same, so that no layout must be converted.
+    d = tl.arange(0, D_PAD)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     in_head = d < D
     q_mask = (r < GROUP)[:, None] & in_head
     q_head = kv_head * GROUP + r[:, None]
     cache_type: tl.constexpr = key_cache.dtype.element_ty
     highest = tl.full((ROWS,), LOWEST, tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    total = tl.zeros((ROWS, SUMS), tl.float32)
     acc = tl.zeros((ROWS, D_PAD), tl.float32)
     if FUSED:
         position = (context - 1).to(tl.int64)
@@ -164,18 +165,20 @@ def _begin(query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, cont
         sin = tl.load(angles + D // 2, mask=in_head, other=0.0)
         sin = tl.where(d < D // 2, -sin, sin)
         q = _rotated(query + q_head * D, partner, cos, sin, d, q_mask, q_norm, split_stride, eps, QKV_SPLITS, NORM, D)
-        if last:
-            source = query + (KV_HEADS * GROUP + kv_head) * D
-            k = _rotated(source, partner, cos, sin, d, in_head, k_norm, split_stride, eps, QKV_SPLITS, NORM, D)
-            v = sum_splits(source + KV_HEADS * D + d, in_head, split_stride, QKV_SPLITS)
-            k = as_stored(k, k_scale, cache_type)
-            v = as_stored(v, v_scale, cache_type)
-            slot = (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * D + d
-            tl.store(key_cache + newest * key_stride + slot, k, mask=in_head)
-            tl.store(value_cache + newest * value_stride + slot, v, mask=in_head)
-            highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * (softmax_scale * k_scale)
-            total += 1.0
-            acc += v.to(tl.float32)
+        # Every program, so that these loads are on their way together with those of the queries.
+        source = query + (KV_HEADS * GROUP + kv_head) * D
+        k = _rotated(source, partner, cos, sin, d, in_head, k_norm, split_stride, eps, QKV_SPLITS, NORM, D)
+        v = sum_splits(source + KV_HEADS * D + d, in_head, split_stride, QKV_SPLITS)
+        k = as_stored(k, k_scale, cache_type)
+        v = as_stored(v, v_scale, cache_type)
+        slot = (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * D + d
+        written = in_head & (last & (r == 0))[:, None]
+        tl.store(key_cache + newest * key_stride + slot, k, mask=written)
+        tl.store(value_cache + newest * value_stride + slot, v, mask=written)
+        score = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * (softmax_scale * k_scale)
+        highest = tl.where(last, score, highest)
+        total += tl.where(last & (tl.arange(0, SUMS) == 0), 1.0, 0.0)[None, :]
+        acc += tl.where(last, v.to(tl.float32), 0.0)
     else:
         q = tl.load(query + q_head * D + d, mask=q_mask, other=0.0)
     if PAIRS:
@@ -234,6 +237,7 @@ def _decode_kernel(
     PAIRS: tl.constexpr,
     NATIVE: tl.constexpr,
     EARLY: tl.constexpr,
+    SUMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % KV_HEADS
@@ -279,14 +283,15 @@ def _decode_kernel(
     if EARLY:
         q = tl.zeros((ROWS, D_PAD // ELEMENTS), compute_type)
         highest = tl.zeros((ROWS,), tl.float32)
+        total = tl.zeros((ROWS, SUMS), tl.float32)
         acc = tl.zeros((ROWS, D_PAD // ELEMENTS), tl.float32)
-        q_odd, total, acc_odd = q, highest, acc
+        q_odd, acc_odd = q, acc
         high = tl.maximum(high, low + 1)  # one turn of the loop at least
     else:
         q, q_odd, highest, total, acc, acc_odd = _begin(
             query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, context, newest, split == active - 1,
             split_stride, key_stride, value_stride, softmax_scale, eps, k_scale, v_scale, compute_type, KV_HEADS, GROUP,
-            D, D_PAD, ROWS, BLOCK_SIZE, FUSED, QKV_SPLITS, NORM, PAIRS, PDL)  # fmt: skip
+            D, D_PAD, ROWS, BLOCK_SIZE, SUMS, FUSED, QKV_SPLITS, NORM, PAIRS, PDL)  # fmt: skip
     columns = tl.arange(0, D_PAD // ELEMENTS)[None, :]
     key_head += kv_head * (BLOCK_SIZE * D // ELEMENTS) + columns
     value_head += kv_head * (BLOCK_SIZE * D // ELEMENTS) + columns
@@ -307,7 +312,7 @@ def _decode_kernel(
                 q, q_odd, highest, total, acc, acc_odd = _begin(
                     query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, context, newest,
                     split == active - 1, split_stride, key_stride, value_stride, softmax_scale, eps, k_scale, v_scale,
-                    compute_type, KV_HEADS, GROUP, D, D_PAD, ROWS, BLOCK_SIZE, FUSED, QKV_SPLITS, NORM, PAIRS,
+                    compute_type, KV_HEADS, GROUP, D, D_PAD, ROWS, BLOCK_SIZE, SUMS, FUSED, QKV_SPLITS, NORM, PAIRS,
                     PDL)  # fmt: skip
         if PAIRS:
             k, k_odd = _widened(k, compute_type, NATIVE)
@@ -319,7 +324,7 @@ def _decode_kernel(
         new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
         p = tl.exp2(scores * scale - new_highest[:, None])
         shrink = tl.exp2(highest - new_highest)
-        total = total * shrink + tl.sum(p, 1)
+        total = total * shrink[:, None] + (tl.sum(p, 1)[:, None] if SUMS == 1 else p)
         p = p.to(compute_type)
         acc = tl.dot(p, v, acc * shrink[:, None], input_precision="ieee")
         if PAIRS:
@@ -328,6 +333,7 @@ def _decode_kernel(
 
     if PAIRS:
         acc = tl.reshape(tl.join(acc, acc_odd), (ROWS, D_PAD))
+    total = tl.sum(total, 1)
     acc = acc / total[:, None]
     target = out + row * (KV_HEADS * GROUP * D) + kv_head * (GROUP * D)
     if not SPLIT:
@@ -620,6 +626,8 @@ def _launch(
         PAIRS=key_cache.element_size() == 1,
         NATIVE=key_cache.is_cuda,
         EARLY=tiles.early and cos_sin is not None,
+        # Warps that share the tokens of a tile would have to meet for a sum: one a column, until the end, spares that.
+        SUMS=tiles.tokens if tiles.warps > 1 else 1,
         PDL=pdl,
         num_warps=tiles.warps,
         maxnreg=tiles.registers,

@@ -12,6 +12,7 @@ processor time (user and system) of the processes that serve HTTP, from the firs
 the events; ``events_per_core_s`` is its inverse. Reading the requests is in it.
 
 The processes that serve HTTP are pinned to ``--server-cores``, the client and the fake engine to ``--client-cores``.
+Needs `psutil`.
 """
 
 import argparse
@@ -244,7 +245,9 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="whose tokenizer is used")
-    parser.add_argument("--vocab-size", type=int, default=49152, help="of the model; the fake engine draws ids below it")
+    parser.add_argument(
+        "--vocab-size", type=int, default=49152, help="of the model; the fake engine draws ids below it"
+    )
     parser.add_argument("--streams", type=int, default=1024)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
@@ -258,6 +261,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file; the run is added to those that it has")
     options = parser.parse_args()
     os.sched_setaffinity(0, options.client_cores)
+    load = os.getloadavg()[0]
     rows = []
     for rate in options.rates:
         case = Case(options.streams, options.prompt_tokens, options.output_tokens, rate, options.endpoint)
@@ -269,6 +273,7 @@ def main() -> None:
             "commit": options.commit,
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "command": " ".join(sys.argv),
+            "load_average_before": round(load, 2),
             "machine": machine(),
             "rows": rows,
         }

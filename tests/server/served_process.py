@@ -34,7 +34,7 @@ def process(folder: Path, core: str = "steady", **config: Any) -> Iterator[subpr
         "-c",
         CODE,
         str(write_folder(folder)),
-        repr({"port": 0, **config}),
+        repr({"port": 0, "api_processes": 1, **config}),
         f"served_core:{core}",
     ]
     path = os.pathsep.join([str(TESTS), str(TESTS / "server"), str(TESTS.parent / "src")])

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import psutil
 import pytest
 from running_server import strict_json
 from served_process import LONG, children, ends, events, process, ready
+
+from paceline.server.serve import default_processes
 
 
 async def test_a_signal_drains(tmp_path: Path) -> None:
@@ -171,3 +174,20 @@ async def test_only_the_given_address_listens(tmp_path: Path) -> None:
         assert [f"http://{ip}:{port}" for ip, port in listening] == [url]
         served.send_signal(signal.SIGTERM)
         await asyncio.to_thread(ends, served, 8)
+
+
+def test_as_many_connections_as_the_system_allows(tmp_path: Path) -> None:
+    """The soft limit of open files, often 1,024, is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        with process(tmp_path) as served:
+            ready(served)
+            assert psutil.Process(served.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_api_processes_by_default() -> None:
+    """Small machines have one."""
+    assert [default_processes(cores) for cores in (1, 2, 7, 8, 15, 16, 128)] == [1, 1, 1, 2, 3, 4, 4]

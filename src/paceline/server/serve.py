@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import sys
 from dataclasses import replace
 from typing import NoReturn
@@ -34,6 +35,9 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, core: str
     logging.basicConfig(
         level=server_config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    # Each connection is a file, and the usual limit of 1,024 is less than a server may have.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         uvloop.run(_serve(engine_config, server_config, core))
     except (StartError, CheckpointError, EngineDead) as error:

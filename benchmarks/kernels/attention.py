@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from paceline.kernels.table import SkinnyConfig
+from paceline.kernels.table import GemvConfig, LinearShape, SkinnyConfig, shipped_table
 from paceline.kernels.triton.attention_decode import (
     DecodeTiles,
     DecodeWorkspace,
@@ -323,11 +323,11 @@ TUNED = {
 
 def cuts(rows: int, splits: Sequence[int], dtype: torch.dtype) -> list[Cut]:
     if dtype == FLOAT8:
-        tiles = [(64, 2, 3), (64, 2, 4), (64, 4, 3), (64, 4, 4), (32, 1, 3), (32, 1, 4), (32, 2, 4), (128, 4, 3)]
-        early = [(64, 4, 3, None), (64, 4, 4, None), (64, 4, 3, 128), (32, 2, 4, None), (128, 8, 3, None)]
+        tiles = [(64, 2, 3), (64, 2, 4), (64, 4, 3), (32, 1, 2), (32, 1, 3), (32, 1, 4), (32, 2, 4), (16, 1, 4)]
+        early = [(64, 4, 3, None), (32, 2, 3, None), (32, 2, 4, None), (16, 2, 5, None), (64, 4, 4, None)]
     else:
-        tiles = [(64, 2, 3), (64, 2, 2), (64, 4, 2), (64, 4, 3), (32, 1, 2), (32, 1, 3), (32, 2, 3), (32, 2, 4)]
-        early = [(64, 4, 3, None), (64, 4, 2, None), (64, 4, 2, 128), (32, 2, 4, None), (128, 8, 2, None)]
+        tiles = [(64, 2, 3), (64, 2, 2), (64, 4, 2), (32, 1, 2), (32, 1, 3), (32, 2, 3), (32, 2, 4), (16, 1, 4)]
+        early = [(64, 4, 3, None), (32, 2, 3, None), (32, 2, 4, None), (16, 2, 5, None), (64, 4, 2, None)]
     choices = [DecodeTiles(*cut) for cut in tiles]
     choices += [DecodeTiles(*cut, early=True, registers=most) for *cut, most in early[: None if rows <= 64 else 3]]
     return [Cut(choice, count) for choice in choices for count in splits]
@@ -343,7 +343,7 @@ class Decode:
         self.qkv = torch.randn(rows, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, device="cuda").to(torch.bfloat16)
         self.sample = sorted({0, rows // 2, rows - 1})
 
-    def attend(self, cut: Cut) -> Callable[..., Tensor]:
+    def attend(self, cut: Cut, pdl: bool = True) -> Callable[..., Tensor]:
         return partial(
             rotary_decode_attention,
             cos_sin=self.cos_sin,
@@ -353,7 +353,7 @@ class Decode:
             dtype=torch.bfloat16,
             workspace=DecodeWorkspace.of(self.rows, Q_HEADS, KV_HEADS, HEAD_DIM, cut.splits, "cuda"),
             tiles=cut.tiles,
-            pdl=True,
+            pdl=pdl,
         )
 
     def newest(self, cache: Tensor) -> Tensor:
@@ -392,25 +392,33 @@ class Decode:
         attend = partial(self.attend(cut), self.qkv)
         return microseconds(self.layers.calls(attend))
 
-    def time_behind_linear(self, cuts: Sequence[Cut]) -> list[float]:
-        """As in a model: what a call adds to the product in front of it, whose kernel ends while this one starts."""
+    def time_behind_linear(self, cuts: Sequence[Cut]) -> dict[Cut, tuple[float, float]]:
+        """As in a model: what a call adds to the product in front of it, with and without dependent launch.
+
+        The product of the queries, keys and values is the one of the shipped table. Its kernel may still run when that
+        of attention starts, which then finds less shared memory and other multiprocessors less free than others.
+        """
         width = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
         weights = [torch.randn(width, 4096, device="cuda").to(torch.bfloat16) / 64 for _ in range(6)]
         x = torch.randn(self.rows, 4096, device="cuda").to(torch.bfloat16)
-        linear = gemv if self.rows == 1 else partial(skinny_linear, config=SkinnyConfig(64, 128, 1, 4, 4, early=True))
+        table = shipped_table(torch.cuda.get_device_name())
+        choice = table.choose(LinearShape("linear", self.rows, width, 4096, "bf16")) if table else None
+        linear: Callable[..., Tensor] = F.linear
+        if isinstance(choice, GemvConfig):
+            linear = partial(gemv, config=choice, pdl=True)
+        elif isinstance(choice, SkinnyConfig):
+            linear = partial(skinny_linear, config=replace(choice, splits=1), pdl=True)
         pairs = list(zip(self.layers.caches, itertools.cycle(weights), strict=False))
 
-        def alone(weight: Tensor) -> None:
-            linear(x, weight, pdl=True)
-
         def followed(attend: Callable[..., Tensor], caches: tuple[Tensor, ...], weight: Tensor) -> None:
-            attend(linear(x, weight, pdl=True), key_cache=caches[0], value_cache=caches[1])
+            attend(linear(x, weight), key_cache=caches[0], value_cache=caches[1])
 
-        base = microseconds([partial(alone, weight) for _, weight in pairs])
-        return [
-            microseconds([partial(followed, self.attend(cut), caches, weight) for caches, weight in pairs]) - base
-            for cut in cuts
-        ]
+        def added(cut: Cut, pdl: bool) -> float:
+            attend = self.attend(cut, pdl)
+            return microseconds([partial(followed, attend, caches, weight) for caches, weight in pairs]) - base
+
+        base = microseconds([partial(linear, x, weight) for _, weight in pairs])
+        return {cut: (added(cut, True), added(cut, False)) for cut in cuts}
 
 
 def compile_cuts(jobs: Sequence[tuple[Cut, torch.dtype]]) -> int:
@@ -420,7 +428,8 @@ def compile_cuts(jobs: Sequence[tuple[Cut, torch.dtype]]) -> int:
         case = Decode(2, 256, dtype)
         keys, values = case.layers.caches[0]
         try:
-            case.attend(cut)(case.qkv, key_cache=keys, value_cache=values)
+            for pdl in (True, False):
+                case.attend(cut, pdl)(case.qkv, key_cache=keys, value_cache=values)
         except Exception as error:
             print(f"does not compile: {cut} {dtype}: {error!r:.150}")
             failed += 1
@@ -467,17 +476,22 @@ def tune_decode(out: Path) -> bool:
             f"[{time.monotonic() - begin:.0f} s] {name} {rows} x {context}: floor {floor:.1f} us,"
             f" default {default} {timed[default]:.1f} us"
         )
-        behind: dict[Cut, float] = {}
+        behind: dict[Cut, tuple[float, float]] = {}
         if rows <= 64:
-            shown = [*best[:3], *[cut for cut in best[3:] if cut.tiles.early != best[0].tiles.early][:2], default]
-            behind = dict(zip(shown, case.time_behind_linear(shown), strict=True))
-        for cut in dict.fromkeys([*best[:6], *behind]):
+            near = [cut for cut in best if timed[cut] < 1.15 * timed[best[0]]]
+            behind = case.time_behind_linear(list(dict.fromkeys([*near[:12], default])))
+        for cut in dict.fromkeys([*sorted(behind, key=lambda cut: min(behind[cut])), *best[:6]]):
             line = f"    {cut!s:<22}{timed[cut]:8.1f} us {case.layers.bytes / timed[cut] / 1e6:6.2f} TB/s"
-            print(line + (f", behind the product {behind[cut]:.1f} us" if cut in behind else ""), flush=True)
-        rows_of_json += [
-            {"rows": rows, "context": context, "kv": name, **asdict(cut.tiles), "splits": cut.splits, "behind_us": us}
-            for cut, us in behind.items()
-        ]
+            if cut in behind:
+                line += (
+                    f", behind the product {behind[cut][0]:.1f} us, without dependent launch {behind[cut][1]:.1f} us"
+                )
+            print(line, flush=True)
+        for entry in rows_of_json:
+            for cut, (with_pdl, without) in behind.items():
+                key = {"rows": rows, "context": context, "kv": name, **asdict(cut.tiles), "splits": cut.splits}
+                if entry.items() >= key.items():
+                    entry.update(behind_us=with_pdl, behind_without_pdl_us=without)
         del case, expected
         torch.cuda.empty_cache()
     out.mkdir(parents=True, exist_ok=True)

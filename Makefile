@@ -1,5 +1,5 @@
 # Every target makes the virtual environment it needs. `make venv PYTHON=...` chooses the interpreter.
-.PHONY: demo test test-312 lint format venv clean
+.PHONY: demo test test-312 gpu-test gpu-bench lint format venv clean
 .DEFAULT_GOAL := test
 
 find_python = $(shell for p in $(1); do if "$$p" -c 'import ensurepip, sys; sys.exit(not ($(2)))' >/dev/null 2>&1; \
@@ -36,6 +36,15 @@ else
 test-312:
 	@echo "SKIPPED: the torch-free tests on Python 3.12, because no python3.12 was found (set PYTHON_312)"
 endif
+
+# On a machine with a GPU, whose torch, Triton and pytest are used as they are.
+GPU_PYTHON ?= python3
+gpu-test:
+	PYTHONPATH=src:tests $(GPU_PYTHON) -m pytest -o addopts= -q tests/gpu tests/kernels/triton tests/layers \
+		tests/models/test_fp8_at_load.py tests/test_equivalence.py
+
+gpu-bench:
+	PYTHONPATH=src $(GPU_PYTHON) benchmarks/h200.py --out benchmarks/results/h200-$(shell date +%F).jsonl
 
 venv: $(BIN)/.stamp
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.kernels.cudnn_attention import CudnnPrefill
 from paceline.kernels.triton.attention_decode import (
     DecodeTiles,
     DecodeWorkspace,
@@ -13,6 +14,7 @@ from paceline.kernels.triton.attention_decode import (
     rotary_decode_attention,
 )
 from paceline.kernels.triton.attention_prefill import prefill_attention
+from paceline.kernels.triton.prefill_rows import PrefillRows
 from paceline.kernels.triton.rotary_cache import rotary_cache, rotary_cos_sin
 from paceline.layers.attention import AttentionBatch, AttentionSpec, HeadNorms
 from paceline.layers.gpu_linear import overlaps
@@ -48,6 +50,12 @@ NARROW = (
 )
 """With 1 byte an element."""
 
+CUDNN_TOKENS = 512
+"""Where no row has so many, cuDNN gains nothing."""
+CUDNN_ROWS = 16
+COPIED_TOKENS = 1 << 18
+"""At most so many tokens of an FP8 cache are widened for cuDNN."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -57,11 +65,14 @@ class _Plan:
     tiles: DecodeTiles
     num_splits: int
     """Of rows with one token."""
+    longer: PrefillRows | None
+    """The other rows, if cuDNN computes them."""
     pdl: bool
 
 
 class PagedAttention:
-    """Serves GPUs. Rows of one token are read at the speed of the memory, longer ones on the tensor cores."""
+    """Serves GPUs. Rows of one token are read at the speed of the memory, longer ones on the tensor cores: by cuDNN
+    where there are many tokens and the extra ``cudnn`` is installed, else by a Triton kernel."""
 
     name = "paged"
 
@@ -72,6 +83,7 @@ class PagedAttention:
         self._multiprocessors = 132
         if device.type == "cuda":
             self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._cudnn = CudnnPrefill(device) if CudnnPrefill.available(device) else None
         # Few rows have many splits and many rows have few: rows, heads and splits together are never more programs.
         programs = max(cut.programs for cut in (*WIDE, *NARROW)) * self._multiprocessors
         rows = -(-programs // (2 * spec.num_kv_heads))
@@ -90,7 +102,28 @@ class PagedAttention:
         reach = batch.max_context if window is None else min(window, batch.max_context)
         tiles, splits = self._cut(batch.single_rows, reach, cache.layout.dtype.itemsize)
         pdl = batch.positions.is_cuda and overlaps(len(batch.positions))
-        return _Plan(batch, batch.block_tables[group], window, tiles, splits, pdl)
+        longer = self._longer_rows(batch, group, cache) if window is None else None
+        return _Plan(batch, batch.block_tables[group], window, tiles, splits, longer, pdl)
+
+    def _longer_rows(self, batch: AttentionBatch, group: int, cache: PagedKVCache) -> PrefillRows | None:
+        """Rows of several tokens, if cuDNN serves them best."""
+        singles, layout = batch.single_rows, cache.layout
+        rows = len(batch.context_len) - singles
+        if self._cudnn is None or batch.max_query_len < CUDNN_TOKENS or rows > CUDNN_ROWS:
+            return None
+        copy = layout.dtype == torch.float8_e4m3fn
+        if self._dtype == torch.float32 or (copy and rows * batch.max_context > COPIED_TOKENS):
+            return None
+        return PrefillRows.of(
+            batch.block_tables[group][singles:],
+            batch.query_start[singles:],
+            batch.context_len[singles:],
+            batch.max_query_len,
+            batch.max_context,
+            block_size=layout.block_size,
+            token_elements=self._spec.num_heads * self._spec.head_dim,
+            copy=copy,
+        )
 
     def _cut(self, rows: int, reach: int, itemsize: int) -> tuple[DecodeTiles, int]:
         """Tiles, and programs that share a row of at most ``reach`` tokens. Shorter rows use fewer by themselves."""
@@ -153,6 +186,9 @@ class PagedAttention:
                 tiles=plan.tiles,
                 out=out[:singles],
             )
+        if plan.longer is not None and self._cudnn is not None:
+            self._cudnn.attend(query, keys, values, plan.longer, out=out)
+            return out.view(tokens, -1)
         prefill_attention(
             query,
             keys,

@@ -203,10 +203,11 @@ class Layers:
 def time_decode() -> list[str]:
     lines = []
     cos_sin = rotary_cos_sin(5e5 ** (-torch.arange(0, HEAD_DIM, 2, device="cuda") / HEAD_DIM), 131072)
-    sweep = [DecodeTiles(64, 2, 3), DecodeTiles(64, 4, 3), DecodeTiles(32, 2, 4), DecodeTiles(128, 4, 2)]
+    others = [DecodeTiles(64, 2, 3), DecodeTiles(64, 4, 3), DecodeTiles(32, 2, 4), DecodeTiles(32, 2, 4, early=True)]
     cases = [(1, 2048), (8, 2048), (64, 2048), (256, 2048), (1, 131072)]
     for (rows, context), dtype, block_size in itertools.product(cases, (torch.bfloat16, FLOAT8), (16, 64)):
         layers = Layers(rows, context, block_size, dtype)
+        sweep = [DecodeTiles.of(HEAD_DIM, dtype.itemsize), *others]
         rule = num_decode_splits(rows, KV_HEADS, context)
         qkv = torch.randn(rows, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, device="cuda", dtype=torch.bfloat16)
         timed = {}

@@ -385,17 +385,18 @@ class DecodeTiles:
         """Good ones for a Hopper GPU, for a cache of ``itemsize`` bytes an element."""
         if head_dim > 128 or itemsize > 2:
             return cls(32, 4, 3)
-        return cls(64, 2, 3)
+        # Programs of one warp never wait for another, and leave room for the kernels before and after.
+        return cls(32, 1, 3 if itemsize == 1 else 2)
 
 
 def num_decode_splits(rows: int, kv_heads: int, max_context: int, multiprocessors: int = _MULTIPROCESSORS) -> int:
     """Programs among which a row's keys are split.
 
-    Enough for four programs on every multiprocessor (rows times kv heads give the rest), where a program still has 128
+    For up to four programs on every multiprocessor (rows times kv heads give the rest), where a program still has 128
     tokens of the longest row to read. ``max_context`` is the most tokens that a row attends to: its context, or the
     window. Shorter rows use fewer splits by themselves, so a captured graph can be made for the longest context.
     """
-    wanted = -(-multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR // (rows * kv_heads))
+    wanted = multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR // (rows * kv_heads)
     return max(1, min(wanted, max_context // _MIN_SPLIT))
 
 

@@ -148,7 +148,10 @@ async def test_one_dies(tmp_path: Path) -> None:
         async with each(served, url) as clients:
             for client in clients:
                 assert (await events(client, SHORT))[-1] == "[DONE]"
-                assert (await metrics(client))["paceline_finished_total[length]"] >= 2
+                values = await metrics(client)
+                assert values["paceline_finished_total[length]"] >= 2
+                for gauge in ("running", "waiting", "kv_used_ratio", "open_requests", "unstarted", "idle_check_failures"):
+                    assert values[f"paceline_{gauge}"] == 0, gauge
         served.send_signal(signal.SIGTERM)
         assert "is started again" in await asyncio.to_thread(ends, served, 10)
 

@@ -1,10 +1,11 @@
 """Attention kernels on one GPU: each against a plain reference, then speed beside the limits of memory and compute.
 
-    python benchmarks/kernels/attention.py [--check-only | --decode-tuning] [--out FOLDER]
+    python benchmarks/kernels/attention.py [--check-only | --decode-tuning | --prefill-tuning] [--out FOLDER]
 
 Shapes are Llama-3-8B's (32 query and 8 kv heads of 128). Times are medians of CUDA graph replays over so many layers
 that no cache is left in L2. TB/s counts the keys and values of the context once, TFLOP/s the scores that causality
-leaves. ``--decode-tuning`` compares ways to cut decode attention instead, and writes ``decode-attention.json``.
+leaves. ``--decode-tuning`` and ``--prefill-tuning`` compare ways to cut one kernel instead, and write
+``decode-attention.json`` and ``prefill-tiles.json``.
 """
 
 import argparse
@@ -502,16 +503,104 @@ def tune_decode(out: Path) -> bool:
     return right
 
 
+PREFILL_CASES = [
+    # rows, tokens and context of each
+    (4, 2048, 2048),
+    (1, 8192, 8192),
+    (1, 8192, 32768),
+    (64, 128, 128),
+]
+
+
+def prefill_tiles() -> list[PrefillTiles]:
+    tiles = [(128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 32, 4, 3), (64, 128, 4, 2)]
+    limited = [(128, 64, 8, 2, 128), (128, 32, 8, 3, 128), (128, 64, 8, 3, 168), (64, 64, 4, 2, 168)]
+    return [PrefillTiles(*cut) for cut in tiles] + [PrefillTiles(*cut) for cut in limited]
+
+
+class Prefill:
+    """Prompts of Llama-3-8B, rows of one length."""
+
+    def __init__(self, rows: int, tokens: int, context: int, dtype: torch.dtype) -> None:
+        self.layers = Layers(rows, context, 64, dtype)
+        self.lens, self.contexts = [tokens] * rows, [context] * rows
+        self.query = torch.randn(rows * tokens, Q_HEADS, HEAD_DIM, device="cuda").to(torch.bfloat16)
+        self.attend = partial(
+            prefill_attention,
+            self.query,
+            block_table=self.layers.table,
+            query_start=torch.arange(0, rows * tokens + 1, tokens, device="cuda").int(),
+            context_len=self.layers.context,
+            max_query_len=tokens,
+        )
+
+    def error(self, tiles: PrefillTiles) -> float:
+        keys, values = self.layers.caches[0]
+        out = self.attend(key_cache=keys, value_cache=values, tiles=tiles)
+        expected = reference(self.query, keys, values, self.layers.table, self.lens, self.contexts, None)
+        return relative_error(out, expected)
+
+
+def check_prefill(jobs: Sequence[tuple[PrefillTiles, torch.dtype]]) -> list[str]:
+    """Fills the kernel cache on disk, in a process of its own; returns what is wrong."""
+    wrong = []
+    for tiles, dtype in jobs:
+        try:
+            error = Prefill(2, 333, 1000, dtype).error(tiles)
+            if not error < 1e-2:
+                raise ArithmeticError(f"relative error {error:.1e}")
+        except Exception as failure:
+            wrong.append(f"{tiles} {dtype}: {failure!r:.150}")
+    return wrong
+
+
+def tune_prefill(out: Path) -> bool:
+    """Prints the tiles of each case, fastest first, and writes all; whether every result was right."""
+    begin = time.monotonic()
+    dtypes = (torch.bfloat16, FLOAT8)
+    jobs = list(itertools.product(prefill_tiles(), dtypes))
+    workers = max(1, min(10, (os.cpu_count() or 1) - 2))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        wrong = list(itertools.chain(*pool.map(check_prefill, [jobs[i::workers] for i in range(workers)])))
+    print(f"[{time.monotonic() - begin:.0f} s] {len(jobs)} kernels, {len(wrong)} wrong", *wrong, sep="\n  ", flush=True)
+    timings: list[dict[str, object]] = []
+    for (rows, tokens, context), dtype in itertools.product(PREFILL_CASES, dtypes):
+        case = Prefill(rows, tokens, context, dtype)
+        flops = 4 * Q_HEADS * HEAD_DIM * rows * (tokens * (context - tokens) + tokens * (tokens + 1) / 2)
+        timed: dict[PrefillTiles, float] = {}
+        for tiles in prefill_tiles():
+            try:
+                timed[tiles] = microseconds(case.layers.calls(partial(case.attend, tiles=tiles)))
+            except Exception as failure:
+                print(f"  left out: {tiles}: {failure!r:.150}")
+        name = "fp8" if dtype == FLOAT8 else "bf16"
+        print(f"[{time.monotonic() - begin:.0f} s] {name} {rows} rows, {tokens} of {context} tokens")
+        for tiles, us in sorted(timed.items(), key=lambda item: item[1]):
+            cut = f"{tiles.queries}/{tiles.keys}/{tiles.warps}/{tiles.stages}"
+            cut += f" r{tiles.registers}" if tiles.registers else ""
+            print(f"    {cut:<20}{us:10.1f} us {flops / us / 1e6:6.0f} TFLOP/s", flush=True)
+            timings.append({"rows": rows, "tokens": tokens, "context": context, "kv": name, **asdict(tiles), "us": us})
+        del case
+        torch.cuda.empty_cache()
+    out.mkdir(parents=True, exist_ok=True)
+    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "timings": timings}
+    (out / "prefill-tiles.json").write_text(json.dumps(result, indent=1))
+    return not wrong
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check-only", action="store_true", help="no timing")
     mode.add_argument("--decode-tuning", action="store_true", help="compare ways to cut decode attention")
+    mode.add_argument("--prefill-tuning", action="store_true", help="compare ways to cut prefill attention")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for what tuning writes")
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     if arguments.decode_tuning:
         raise SystemExit(not tune_decode(arguments.out))
+    if arguments.prefill_tuning:
+        raise SystemExit(not tune_prefill(arguments.out))
     results = check(
         torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float16, 1001 if on_gpu else 131
     )

@@ -192,12 +192,15 @@ class PrefillTiles:
         keys: tokens of a tile of keys, a power of 2 from 16.
         warps: of a program.
         stages: one more than the tiles of keys that are loaded ahead.
+        registers: of a thread at most, so that two programs run at a time, one in the matrix unit while the other is
+            not; None: what the compiler takes.
     """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
     @classmethod
     def of(cls, head_dim: int, itemsize: int) -> "PrefillTiles":
@@ -280,6 +283,7 @@ def prefill_attention(
         WINDOW=window is not None,
         PDL=pdl,
         num_warps=tiles.warps,
+        maxnreg=tiles.registers,
         **options,
     )
     return out

@@ -98,9 +98,13 @@ async def test_they_are_one_server(tmp_path: Path) -> None:
                 assert values["paceline_refused_requests_total[400]"] == 1
                 assert values["paceline_open_requests"] == values["paceline_unstarted"] == 0
                 assert values["paceline_steps_total"] >= 40
-                assert values["paceline_running"] == 0
+                await until(lambda client=client: _is_idle(client))
         served.send_signal(signal.SIGTERM)
         await asyncio.to_thread(ends, served, 8)
+
+
+async def _is_idle(client: httpx.AsyncClient) -> bool:
+    return (await metrics(client))["paceline_running"] == 0
 
 
 async def test_limits_are_the_servers(tmp_path: Path) -> None:
@@ -150,7 +154,14 @@ async def test_one_dies(tmp_path: Path) -> None:
                 assert (await events(client, SHORT))[-1] == "[DONE]"
                 values = await metrics(client)
                 assert values["paceline_finished_total[length]"] >= 2
-                for gauge in ("running", "waiting", "kv_used_ratio", "open_requests", "unstarted", "idle_check_failures"):
+                for gauge in (
+                    "running",
+                    "waiting",
+                    "kv_used_ratio",
+                    "open_requests",
+                    "unstarted",
+                    "idle_check_failures",
+                ):
                     assert values[f"paceline_{gauge}"] == 0, gauge
         served.send_signal(signal.SIGTERM)
         assert "is started again" in await asyncio.to_thread(ends, served, 10)

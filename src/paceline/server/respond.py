@@ -59,6 +59,8 @@ class EventStream(Response):
                 more = True
                 while more:
                     events, more = await self._next()
+                    if not more:
+                        self._generation.close()  # First, so that a client that has read the end finds its place free.
                     if events or not more:
                         await send({"type": "http.response.body", "body": events, "more_body": more})
         except Disconnected:

@@ -51,7 +51,7 @@ THROUGHPUT = {
 }
 RATES = {"bf16": [(8.0, 96), (11.0, 132), (13.0, 156), (14.0, 168), (15.0, 180)]}
 BUDGETS = (512, 2048, 8192)
-CASES = ("tpot", "throughput", "rps", "mixed", "long", "soak")
+CASES = ("start", "tpot", "throughput", "rps", "mixed", "long", "soak")
 
 
 def git_commit() -> str:
@@ -363,7 +363,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_llama_shape(Path(scratch) / "llama-3-8b")
         for mode in options.modes.split(","):
-            if {"tpot", "throughput", "rps", "soak"} & set(cases) or options.profile:
+            if {"start", "tpot", "throughput", "rps", "soak"} & set(cases) or options.profile:
                 with engine(folder, results, mode) as llm:
                     if options.profile:
                         for shape in options.profile.split(","):

@@ -8,6 +8,7 @@ when it is first used. The reference is `paceline.kernels.attention`.
 
 import importlib
 import importlib.util
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,9 @@ from paceline.kernels.triton.rotary_cache import check_cache
 
 MIN_VERSION = 91000
 """cuDNN 9.10: block tables together with offsets, and heads of up to 256."""
+ANY_BLOCKS = 1 << 20
+"""More than a cache has: a plan need not know how many there are."""
+
 (QUERY, KEYS, VALUES, OUT, QUERY_LENS, CONTEXT_LENS, OFFSETS, TABLE, TABLE_AGAIN) = range(1, 10)
 """Names of the tensors of a graph."""
 
@@ -26,8 +30,7 @@ MIN_VERSION = 91000
 class CudnnPrefill:
     """Prefill attention by cuDNN for bfloat16 and float16, without a window.
 
-    Plans and their workspaces are this object's: use it from one thread at a time. A shape's first call makes its plan,
-    which takes a tenth of a second, and must not lie in a CUDA graph.
+    A shape's first call makes its plan, which takes a tenth of a second and must not lie in a CUDA graph.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,6 +38,7 @@ class CudnnPrefill:
         self._cudnn: Any = _frontend()
         with torch.cuda.device(device):
             self._handle = self._cudnn.create_handle()
+        self._lock = Lock()
         self._stream: int | None = None
         self._plans: dict[tuple[Any, ...], tuple[Any, Tensor]] = {}
 
@@ -88,18 +92,17 @@ class CudnnPrefill:
             keys, values = widened(keys, values, rows, query.dtype)
         else:
             clear_tails(values, rows)
-        self._execute(query, keys, values, rows, out, scale)
+        with self._lock:  # plans and their workspaces are this object's
+            self._execute(query, keys, values, rows, out, scale)
         return out
 
     def _execute(
         self, query: Tensor, keys: Tensor, values: Tensor, rows: PrefillRows, out: Tensor, scale: float
     ) -> None:
-        # A copy has another number of blocks each time; this is the most that a table of its shape can name.
-        blocks = rows.table.numel() if rows.copied else len(keys)
-        shape = (len(rows.query_lens), rows.max_query, rows.max_context, blocks, keys.shape[1:])
+        shape = (len(rows.query_lens), rows.max_query, rows.max_context, keys.shape[1:])
         key = (*shape, keys.stride(), values.stride(), query.dtype, query.shape[1], scale)
         if key not in self._plans:
-            graph = self._build(query.shape[1], query.dtype, keys, values, blocks, rows, scale)
+            graph = self._build(query.shape[1], query.dtype, keys, values, rows, scale)
             size = graph.get_workspace_size()
             self._plans[key] = graph, torch.empty(size, dtype=torch.uint8, device=self._device)
         graph, workspace = self._plans[key]
@@ -122,14 +125,7 @@ class CudnnPrefill:
         graph.execute(pointers, workspace.data_ptr(), handle=self._handle)
 
     def _build(
-        self,
-        heads: int,
-        dtype: torch.dtype,
-        keys: Tensor,
-        values: Tensor,
-        blocks: int,
-        rows: PrefillRows,
-        scale: float,
+        self, heads: int, dtype: torch.dtype, keys: Tensor, values: Tensor, rows: PrefillRows, scale: float
     ) -> Any:
         cudnn, head_dim, count = self._cudnn, keys.shape[-1], len(rows.query_lens)
         data_type = cudnn.data_type.BFLOAT16 if dtype == torch.bfloat16 else cudnn.data_type.HALF
@@ -153,8 +149,8 @@ class CudnnPrefill:
         table = ((count, 1, width, 1), (width, width, 1, 1), int32)
         result, _ = graph.sdpa(
             q=query,
-            k=tensor(KEYS, (blocks, *keys.shape[1:]), keys.stride()),
-            v=tensor(VALUES, (blocks, *values.shape[1:]), values.stride()),
+            k=tensor(KEYS, (ANY_BLOCKS, *keys.shape[1:]), keys.stride()),
+            v=tensor(VALUES, (ANY_BLOCKS, *values.shape[1:]), values.stride()),
             generate_stats=False,
             attn_scale=scale,
             use_padding_mask=True,

@@ -120,6 +120,7 @@ class PagedAttention:
             batch.context_len[singles:],
             batch.max_query_len,
             batch.max_context,
+            limit=self._spec.max_position,
             block_size=layout.block_size,
             token_elements=self._spec.num_heads * self._spec.head_dim,
             copy=copy,

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-FIRST = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Captured before the engine is ready; the rest follows when there is nothing to do."""
+FIRST = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
+"""Captured before the engine is ready; the rest follows when there is nothing to do. Small steps read the weights,
+whatever their number of rows; large ones take time for each row."""
 
 
 def graph_sizes(most: int) -> list[int]:

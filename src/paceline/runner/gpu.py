@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 
 LOGPROB_ROWS = 64
 """Prompt positions whose logits exist at the same time."""
+
+SINGLE_ROWS = (1, 8, 16, 32, 128)
+LONG_ROWS = (1, 2, 4, 8, 16)
+"""Numbers of rows of one token, and of long ones, at which steps that are not captured take other kernels or plans."""
 
 GRAPH_BYTES = 3 << 20
 """What the driver keeps for one captured step, about."""
@@ -150,26 +154,22 @@ class GPURunner:
         groups = len(spec.kv_windows)
         before = torch.cuda.mem_get_info(self._device)[0]
         length = min(tokens, spec.max_position)
-        rows = max(1, tokens // length)
         self._allocate([1] * groups, length)
-        lengths = [1, length - 1, *[length] * (rows - 1)] if length > 1 else [1]  # both kinds of rows
-        table = torch.zeros(len(lengths), -(-length // sizes.block_size), dtype=torch.int32, device=self._device)
-        batch = AttentionBatch.of(lengths, lengths, [table] * groups)
-        ids = torch.zeros(sum(lengths), dtype=torch.int32, device=self._device)
-        head = self._decoder.logits(ids.new_zeros(1, spec.hidden_size, dtype=self._decoder.dtype))
-        self._compile(
-            most,
-            partial(self._decoder.forward, ids, batch, self._cache),
+        largest = self._dummy([length] * (tokens // length))
+        head = self._decoder.logits(torch.zeros(1, spec.hidden_size, dtype=self._decoder.dtype, device=self._device))
+        jobs: list[Callable[[], Any]] = [
             partial(self._sampler.warm_up, head),
-        )
+            *map(self._dummy, self._mixed(length, tokens)),
+        ]
+        self._compile([largest, *jobs, *(partial(self._decode, size) for size in FIRST if size <= most)])
         self._report("measuring memory", 0.0)
-        hidden = self._decoder.forward(ids, batch, self._cache)
+        hidden = largest()
         states = hidden.new_zeros(min(sizes.max_num_seqs, tokens), spec.hidden_size)
         logits = self._decoder.logits(states)
         part = logits[:LOGPROB_ROWS].float()
         token_logprobs(part, torch.zeros(len(part), dtype=torch.int64, device=self._device), 20, self._vocab_limit)
         torch.cuda.synchronize()
-        del batch, hidden, states, logits, part
+        del largest, jobs, hidden, states, logits, part
         eager = before - torch.cuda.mem_get_info(self._device)[0]
         held = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -178,10 +178,28 @@ class GPURunner:
         decode = torch.cuda.max_memory_allocated(self._device) - held
         return eager + 2 * decode + graphs * GRAPH_BYTES
 
-    def _compile(self, most: int, *others: Callable[[], Any]) -> None:
-        """Has Triton compile the kernels of steps of all sizes, side by side; what they compute here is nonsense."""
-        sizes = [size for size in FIRST if size <= most]
-        jobs = [*others, *(partial(self._decode, size) for size in sizes)]
+    def _dummy(self, query_len: list[int]) -> Callable[[], Tensor]:
+        """A forward pass over fresh rows of these lengths, all in the sink: its result is nonsense."""
+        width = -(-max(query_len) // self.sizes.block_size)
+        table = torch.zeros(len(query_len), width, dtype=torch.int32, device=self._device)
+        batch = AttentionBatch.of(query_len, query_len, [table] * len(self.spec.kv_windows))
+        ids = torch.zeros(sum(query_len), dtype=torch.int32, device=self._device)
+        return partial(self._decoder.forward, ids, batch, self._cache)
+
+    def _mixed(self, length: int, tokens: int) -> Iterator[list[int]]:
+        """Lengths of rows that between them need every kernel of steps that are not captured."""
+        for singles in SINGLE_ROWS:
+            if singles + 2 <= min(tokens, self.sizes.max_num_seqs):
+                yield [1] * singles + [2]
+        longest = 2048
+        while longest <= length:
+            for rows in LONG_ROWS:
+                if (rows - 1) * 2 + longest <= tokens and rows <= self.sizes.max_num_seqs:
+                    yield [longest] + [2] * (rows - 1)
+            longest *= 2
+
+    def _compile(self, jobs: Sequence[Callable[[], Any]]) -> None:
+        """Has Triton compile the kernels of these jobs side by side, before anyone waits for an answer."""
 
         @torch.inference_mode()
         def run(job: Callable[[], Any]) -> None:

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MIN_QUERY, MIN_CONTEXT = 2048, 8192
-"""Smallest maxima that a plan is built for."""
+MIN_QUERY = 2048
+"""Smallest maximum of a row's query tokens that a plan is built for."""
 
 
 def power_of_2(n: int, at_least: int = 1) -> int:
@@ -147,6 +147,7 @@ class PrefillRows:
         max_query_len: int,
         max_context: int,
         *,
+        limit: int,
         block_size: int,
         token_elements: int,
         copy: bool = False,
@@ -158,13 +159,14 @@ class PrefillRows:
             query_start: int32 ``[rows + 1]``: row ``r`` has tokens ``query_start[r]`` to ``query_start[r + 1]``.
             context_len: int32 ``[rows]``, the row's query tokens included.
             max_query_len, max_context: at least the most of a row.
+            limit: the longest context that any step has; plans are built for it.
             block_size: a power of 2.
             token_elements: ``q_heads * head_dim``.
             copy: keys and values are to be copied.
         """
         rows = len(context_len)
         padded = power_of_2(rows)
-        longest = power_of_2(max_context, max(MIN_CONTEXT, block_size))
+        longest = power_of_2(limit, block_size)
         width = longest // block_size
         copied = -(-max_context // block_size) if copy else 0
         ints = torch.empty(3 * padded + 1 + padded * width, dtype=torch.int32, device=block_table.device)

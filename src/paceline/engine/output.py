@@ -136,7 +136,7 @@ class CompletionOutput:
     finish_reason: Finish | None = None
     stop_reason: str | int | None = None
     error: str = ""
-    _parts: list[str] = field(default_factory=list, repr=False)
+    _parts: list[str] = field(default_factory=list, repr=False, compare=False)  # However many deltas it came in.
 
     @property
     def text(self) -> str:

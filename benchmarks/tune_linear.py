@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +42,8 @@ from paceline.runner.gpu import GPURunner
 LAYERS = 6
 CONTEXT = 2048
 REPLAYS = 25
+AHEAD = (0, 2, 4, 8, 16, 32)
+"""Lines of each row of a weight that are loaded ahead; tried on the fastest tiles."""
 SHARED_MEMORY = 227 * 1024
 SHAPES = {
     "qkv": ("linear", 6144, 4096),
@@ -188,6 +191,11 @@ def tune(step: Step, rows: int, dtype: str, say: Callable[[str], None]) -> None:
                 continue
             if ms < best:
                 best, winner = ms, choice
+        if isinstance(winner, SkinnyConfig):
+            for ahead in AHEAD:
+                step.choices.known[shape] = trial = replace(winner, ahead=ahead)
+                if (ms := step.time(rows)) < best:
+                    best, winner = ms, trial
         step.choices.known[shape] = winner
         say(f"{dtype} {rows:3d} {name:8s} {before:.4f} -> {best:.4f} ms  {winner}")
 

@@ -106,7 +106,7 @@ def candidates(problem: Problem) -> list[Choice]:
             config = SkinnyConfig(block_n, block_k, split, stages, 8 if problem.gated and block_n == 128 else 4)
             choices.append(config)
             if columns == 128 and stages == 4:
-                choices.append(replace(config, early=True))
+                choices.append(replace(config, ahead=8))
     if problem.rows <= 2 and problem.dtype != "w8a8":
         more = 2 // size
         if problem.gated:
@@ -277,9 +277,9 @@ def check_odd_sizes() -> list[str]:
         exact = x.float() @ weight.float().T + bias.float()
         exact16 = x.float() @ weight8.float().T * weight8_scale + bias.float()
         exact8 = fp8_linear_reference(x8, x8_scale, weight8, weight8_scale, bias, torch.float32)
-        for early in (False, True):
+        for ahead in (0, 8):
             for splits in (1, 3):
-                config = SkinnyConfig(64, 128, splits, 4, 4, early)
+                config = SkinnyConfig(64, 128, splits, 4, 4, ahead)
                 for kind, actual, expected in (
                     ("bf16", skinny_linear(x, weight, bias=bias, config=config, pdl=True), exact),
                     (
@@ -301,7 +301,7 @@ def check_odd_sizes() -> list[str]:
                         exact8,
                     ),
                 ):
-                    check(f"skinny {kind} {rows}x{2 * n}x{k} splits {splits} early {early}", actual, expected)
+                    check(f"skinny {kind} {rows}x{2 * n}x{k} splits {splits} ahead {ahead}", actual, expected)
         gate, up = exact.chunk(2, -1)
         check(f"skinny gated {rows}x{n}x{k}", skinny_linear(x, weight, bias=bias, gated=True), F.silu(gate) * up)
         if rows > 4:
@@ -340,14 +340,14 @@ def check_dependent_launch() -> list[str]:
             residual = start.clone()
             x = rms_norm(residual, gain, EPS, pdl=False)
             for layer in layers:
-                early = SkinnyConfig(64, 128, 4, 4, 4, early=True)
+                ahead = SkinnyConfig(64, 128, 4, 4, 4, ahead=8)
                 delta = gemv(x, layer["o"], pdl=pdl) if rows < 4 else skinny_linear(x, layer["o"], pdl=pdl)
                 x = add_rms_norm(delta, residual, gain, EPS, pdl=pdl)
                 if rows < 4:
                     y = gemv(x, layer["gate_up"], gated=True, pdl=pdl)
                 else:
                     y = skinny_linear(x, layer["gate_up"], gated=True, pdl=pdl)
-                delta = skinny_linear(y, layer["down"], config=early, pdl=pdl)
+                delta = skinny_linear(y, layer["down"], config=ahead, pdl=pdl)
                 x = add_rms_norm(delta, residual, gain, EPS, pdl=pdl)
             return x
 
@@ -506,7 +506,7 @@ def short(choice: Choice) -> str:
         return "library"
     if isinstance(choice, GemvConfig):
         return f"gemv {choice.block_n}/{choice.block_k}x{choice.programs}/s{choice.stages}/w{choice.warps}"
-    end = "/early" if choice.early else ""
+    end = f"/ahead {choice.ahead}" if choice.ahead else ""
     return f"{choice.block_n}/{choice.block_k}/{choice.splits}/s{choice.stages}/w{choice.warps}{end}"
 
 

@@ -20,8 +20,9 @@ class SkinnyConfig:
     stages: int
     """Depth of the software pipeline."""
     warps: int
-    early: bool = False
-    """With dependent launch: weights stream before the kernel before has ended."""
+    ahead: int = 0
+    """With dependent launch: lines of 128 bytes of each row, a power of 2, that are on their way to the L2 cache while
+    the kernel before still runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.table import SkinnyConfig
+from paceline.kernels.triton.prefetch import LINE, prefetch
 
 MAX_ROWS = 64
 """More tokens are faster by cuBLAS."""
@@ -43,7 +44,7 @@ def _skinny_kernel(
     FP8_WEIGHT: tl.constexpr,
     FP8_X: tl.constexpr,
     EVEN_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``part``: columns of the weight a program handles, a multiple of BLOCK_K. ``out`` [splits, rows, n]."""
@@ -62,26 +63,19 @@ def _skinny_kernel(
     acc_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if PDL:
         gdc_launch_dependents()
-        if not EARLY:
-            gdc_wait()
+        if AHEAD > 0:
+            line = tl.arange(0, AHEAD)[None, :] * (LINE // (weight.dtype.element_ty.primitive_bitwidth // 8))
+            ahead = tl.minimum(first + line, k - 1)
+            prefetch(weight + inner_n[:, None].to(tl.int64) * k + ahead)
+            if GATED:
+                prefetch(weight + (inner_n + n)[:, None].to(tl.int64) * k + ahead)
+        gdc_wait()
     for at in tl.range(first, last, BLOCK_K, num_stages=STAGES):
         inside = at + column < k
         w = tl.load(weights + at) if EVEN_K else tl.load(weights + at, mask=inside[None, :], other=0.0)
         if GATED:
             u = tl.load(ups + at) if EVEN_K else tl.load(ups + at, mask=inside[None, :], other=0.0)
-        if PDL and EARLY:
-            # The pipeline loads weights several steps ahead, before the wait. It must not do so with the tokens: the
-            # condition, true in every run, keeps their load where it is. The wait needs to stand under the same
-            # condition, else the pipeline may put it behind.
-            a = tl.zeros((BLOCK_K, BLOCK_M), x.dtype.element_ty)
-            if rows > 0:
-                if at == first:
-                    gdc_wait()
-                a = tl.load(tokens + at, mask=inside[:, None], other=0.0)
-        elif EVEN_K:
-            a = tl.load(tokens + at)
-        else:
-            a = tl.load(tokens + at, mask=inside[:, None], other=0.0)
+        a = tl.load(tokens + at) if EVEN_K else tl.load(tokens + at, mask=inside[:, None], other=0.0)
         if FP8_WEIGHT and not FP8_X:
             w = w.to(a.dtype)
         acc = tl.dot(w, a, acc, input_precision="ieee")
@@ -89,8 +83,6 @@ def _skinny_kernel(
             if FP8_WEIGHT and not FP8_X:
                 u = u.to(a.dtype)
             acc_up = tl.dot(u, a, acc_up, input_precision="ieee")
-    if PDL and EARLY:
-        gdc_wait()  # for a part without columns
     if FP8_WEIGHT:
         acc *= tl.load(weight_scale + inner_n)[:, None]
         if GATED:
@@ -204,7 +196,7 @@ def skinny_linear(
         FP8_WEIGHT=weight_scale is not None,
         FP8_X=x_scale is not None,
         EVEN_K=k % config.block_k == 0,
-        EARLY=config.early,
+        AHEAD=config.ahead if pdl else 0,
         PDL=pdl,
         num_warps=config.warps,
         **({"launch_pdl": True} if pdl else {}),

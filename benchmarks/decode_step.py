@@ -74,11 +74,12 @@ def step_ms(runner: GPURunner, batch: int) -> float:
 def settings(tiles: str, splits: str, linear: str) -> Iterator[None]:
     usual = PagedAttention._cut
 
-    def cut(self: PagedAttention, rows: int, reach: int, itemsize: int) -> tuple[DecodeTiles, int]:
-        choice, count = usual(self, rows, reach, itemsize)
+    def cut(self: PagedAttention, rows: int, reach: int, itemsize: int, mixed: bool) -> tuple[DecodeTiles, int]:
+        choice, count = usual(self, rows, reach, itemsize, mixed)
         if tiles:
-            values = [part for part in tiles.split(",") if part != "early"]
-            choice = DecodeTiles(*map(int, values), early="early" in tiles)
+            numbers = [int(part) for part in tiles.split(",") if part.isdigit()]
+            ahead = next((int(part.removeprefix("ahead")) for part in tiles.split(",") if "ahead" in part), 0)
+            choice = DecodeTiles(*numbers, early="early" in tiles, ahead=ahead)
         return choice, int(splits) if splits else count
 
     def table(device: str) -> LinearTable | None:
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--mode", default="bf16", choices=MODES)
     parser.add_argument("--batches", default="1,8,64")
     parser.add_argument("--context", type=int, default=2112)
-    parser.add_argument("--tiles", default="", help="TOKENS,WARPS,STAGES[,early]; several: /")
+    parser.add_argument("--tiles", default="", help="TOKENS,WARPS,STAGES[,early][,aheadTOKENS]; several: /")
     parser.add_argument("--splits", default="", help="several: /")
     parser.add_argument("--linear", default="", help="file of a table; several: a colon")
     parser.add_argument("--out", type=Path)

@@ -1,5 +1,6 @@
 """The Python API for batches: the engine runs in this process."""
 
+import gc
 import logging
 import os
 import signal
@@ -49,6 +50,9 @@ class LLM:
         self._front = Front(open_checkpoint(path))
         with StartProgress() as progress:
             self._core: EngineCore | None = build_core(replace(self.config, model=str(path)), progress)
+        # What the engine is made of lives as long as it: collections during steps need not look at it.
+        gc.collect()
+        gc.freeze()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -100,7 +100,8 @@ class PagedAttention:
 
     def plan(self, batch: AttentionBatch, group: int, window: int | None, cache: PagedKVCache) -> _Plan:
         reach = batch.max_context if window is None else min(window, batch.max_context)
-        tiles, splits = self._cut(batch.single_rows, reach, cache.layout.dtype.itemsize)
+        mixed = batch.single_rows < len(batch.context_len)
+        tiles, splits = self._cut(batch.single_rows, reach, cache.layout.dtype.itemsize, mixed)
         pdl = batch.positions.is_cuda and overlaps(len(batch.positions))
         longer = self._longer_rows(batch, group, cache) if window is None else None
         return _Plan(batch, batch.block_tables[group], window, tiles, splits, longer, pdl)
@@ -126,10 +127,14 @@ class PagedAttention:
             copy=copy,
         )
 
-    def _cut(self, rows: int, reach: int, itemsize: int) -> tuple[DecodeTiles, int]:
-        """Tiles, and programs that share a row of at most ``reach`` tokens. Shorter rows use fewer by themselves."""
+    def _cut(self, rows: int, reach: int, itemsize: int, mixed: bool) -> tuple[DecodeTiles, int]:
+        """Tiles, and programs that share a row of at most ``reach`` tokens. Shorter rows use fewer by themselves.
+
+        Of a ``mixed`` step longer rows take most of the time, so that one cut will do for all numbers of single ones.
+        """
         heads = max(1, rows * self._spec.num_kv_heads)
-        cut = next(cut for cut in (NARROW if itemsize == 1 else WIDE) if heads <= cut.heads)
+        cuts = NARROW if itemsize == 1 else WIDE
+        cut = cuts[-1] if mixed else next(cut for cut in cuts if heads <= cut.heads)
         splits = max(1, min(cut.programs * self._multiprocessors // heads, reach // MIN_SPLIT))
         if itemsize > 2 or self._spec.head_dim > 128:
             return DecodeTiles.of(self._spec.head_dim, itemsize), splits

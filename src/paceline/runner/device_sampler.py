@@ -58,6 +58,10 @@ class DeviceSampler:
         self._notes = _Pool(vocab_size, torch.int32, device)
         self._biases = _Pool(vocab_size, torch.float32, device)
 
+    def most_bytes(self, rows: int) -> int:
+        """Memory that so many rows hold beyond what is held already, if all of them do."""
+        return rows * self._vocab_size * (torch.int32.itemsize + torch.float32.itemsize)
+
     def seat(self, starts: Sequence[RowStart]) -> None:
         """Rows take their seats, or take them again after a preemption."""
         if not starts:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 LOGPROB_ROWS = 64
 """Prompt positions whose logits exist at the same time."""
 
-SINGLE_ROWS = (1, 8, 16, 32, 128)
+SINGLE_ROWS = (1, 128)
 LONG_ROWS = (1, 2, 4, 8, 16)
 """Numbers of rows of one token, and of long ones, at which steps that are not captured take other kernels or plans."""
 
@@ -176,7 +176,7 @@ class GPURunner:
         self._decode(most)
         torch.cuda.synchronize()
         decode = torch.cuda.max_memory_allocated(self._device) - held
-        return eager + 2 * decode + graphs * GRAPH_BYTES
+        return eager + 2 * decode + graphs * GRAPH_BYTES + self._sampler.most_bytes(most)
 
     def _dummy(self, query_len: list[int]) -> Callable[[], Tensor]:
         """A forward pass over fresh rows of these lengths, all in the sink: its result is nonsense."""

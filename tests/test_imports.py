@@ -26,7 +26,9 @@ ARROWS = {
     "llm": {"engine", "checkpoint", "core", "front", "ipc"},
     "async_llm": {"engine", "checkpoint", "front", "ipc"},
     "server": {"engine", "checkpoint", "ipc", "async_llm", ""},
-    "cli": {"engine", "checkpoint", "ipc", "async_llm", "server", ""},
+    "lab": {"engine", "checkpoint", "llm", "simulator", ""},
+    "advisor": {"engine", "lab"},
+    "cli": {"engine", "checkpoint", "ipc", "async_llm", "server", "lab", "advisor", "simulator", ""},
     "": {"engine", "llm", "async_llm"},  # paceline/__init__.py
     "__main__": {"cli"},
 }
@@ -39,6 +41,7 @@ PACKAGES = {
     "models": {"torch", "numpy", "safetensors"},
     "runner": {"torch", "numpy"},
     "core": {"torch"},
+    "simulator": {"numpy"},
     "": set(),
 }
 

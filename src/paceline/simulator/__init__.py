@@ -1,0 +1,1 @@
+"""Carries out steps on a clock instead of a device."""

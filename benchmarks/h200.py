@@ -51,7 +51,7 @@ THROUGHPUT = {
 }
 RATES = {"bf16": [(8.0, 96), (11.0, 132), (13.0, 156), (14.0, 168), (15.0, 180)]}
 BUDGETS = (512, 2048, 8192)
-CASES = ("start", "tpot", "throughput", "rps", "mixed", "long", "soak")
+CASES = ("start", "tpot", "throughput", "rps", "mixed", "long", "soak", "memory")
 
 
 def git_commit() -> str:
@@ -311,6 +311,31 @@ def soak(llm: LLM, results: Results, seconds: float = 300.0) -> None:
     )
 
 
+def pressure(llm: LLM, results: Results, count: int = 1024) -> None:
+    """Every request asks for what takes most memory: log-probabilities of prompt and reply, penalties, filters."""
+    params = SamplingParams(
+        temperature=0.8,
+        top_p=0.95,
+        repetition_penalty=1.1,
+        min_tokens=8,
+        logit_bias={5: 1.0},
+        logprobs=20,
+        prompt_logprobs=20,
+        max_tokens=64,
+        ignore_eos=True,
+    )
+    started = time.perf_counter()
+    answers = llm.generate(prompts(count, 512), params, progress=False)
+    assert all(answer.outputs[0].error is None for answer in answers)
+    results.add(
+        kind="memory",
+        n=count,
+        s=time.perf_counter() - started,
+        gpu_bytes_free=torch.cuda.mem_get_info()[0],
+        reserved=torch.cuda.memory_reserved(),
+    )
+
+
 def memory() -> int:
     """Resident bytes of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -383,6 +408,10 @@ def main() -> None:
                 for budget in BUDGETS:
                     with engine(folder, results, mode, max_num_batched_tokens=budget) as llm:
                         mixed(llm, results)
+        if "memory" in cases:
+            for mode in options.modes.split(","):
+                with engine(folder, results, mode, kv_cache_share=0.95) as llm:
+                    pressure(llm, results)
         if "long" in cases:
             long = make_llama_shape(Path(scratch) / "long", max_position_embeddings=131_072)
             for mode in options.modes.split(","):

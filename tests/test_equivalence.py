@@ -42,9 +42,15 @@ TINY_MODELS = {
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def core_maker(path: Path, dtype: str = "float32") -> MakeCore:
+def core_maker(path: Path, dtype: str = "float32", *, fp8: bool = False, fp8_kv: bool = False) -> MakeCore:
     checkpoint = open_checkpoint(path)
-    decoder = load_decoder(checkpoint, dtype=getattr(torch, dtype), device=DEVICE)
+    decoder = load_decoder(
+        checkpoint,
+        dtype=getattr(torch, dtype),
+        device=DEVICE,
+        quantization="fp8" if fp8 else "auto",
+        kv_dtype=torch.float8_e4m3fn if fp8_kv else None,
+    )
 
     def make(**knobs) -> EngineCore:
         config = EngineConfig(
@@ -213,6 +219,21 @@ def test_smollm2_bfloat16(smollm2_bfloat16):
     alone = serve_alone(smollm2_bfloat16, asks)
     for name in ("batch", "budget 3", "depth 2"):
         check_circumstance(smollm2_bfloat16, asks, alone, CIRCUMSTANCES[name], BFLOAT16_BOUND, exact=False)
+
+
+FP8_BOUND = 1.5
+"""Tokens in FP8 carry 3 bits of mantissa, and one row alone is not quantised: that moves unlikely tokens by a lot."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(DEVICE == "cpu", reason="the kernels of FP8 need a GPU")
+@pytest.mark.parametrize("fp8_kv", [False, True])
+def test_smollm2_fp8(fp8_kv):
+    make = core_maker(locate("smollm2"), "bfloat16", fp8=True, fp8_kv=fp8_kv)
+    asks = [ask for ask in asks_around_blocks(49152, 8) if ask.params.greedy and ask.params.n == 1]
+    alone = serve_alone(make, asks)
+    for name in ("batch", "budget 3", "depth 2"):
+        check_circumstance(make, asks, alone, CIRCUMSTANCES[name], FP8_BOUND, exact=False)
 
 
 LONGEST = 64

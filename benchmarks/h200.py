@@ -294,7 +294,7 @@ def soak(llm: LLM, results: Results, seconds: float = 300.0) -> None:
             alive.discard(victim)
             aborted += 1
         for output in core.step():
-            assert output.error is None, output.error
+            assert not output.error, output.error
             tokens += len(output.ids)
             if output.finish is not None:
                 alive.discard(output.request)
@@ -326,7 +326,7 @@ def pressure(llm: LLM, results: Results, count: int = 1024) -> None:
     )
     started = time.perf_counter()
     answers = llm.generate(prompts(count, 512), params, progress=False)
-    assert all(answer.outputs[0].error is None for answer in answers)
+    assert not any(answer.outputs[0].error for answer in answers)
     results.add(
         kind="memory",
         n=count,

@@ -71,7 +71,7 @@ def step_ms(runner: GPURunner, batch: int) -> float:
 
 
 @contextmanager
-def settings(tiles: str, splits: str, linear: str) -> Iterator[None]:
+def settings(tiles: str, splits: str, linear: str, load_ahead: bool) -> Iterator[None]:
     usual = PagedAttention._cut
 
     def cut(self: PagedAttention, rows: int, reach: int, itemsize: int, mixed: bool) -> tuple[DecodeTiles, int]:
@@ -85,7 +85,11 @@ def settings(tiles: str, splits: str, linear: str) -> Iterator[None]:
     def table(device: str) -> LinearTable | None:
         return load_table(Path(linear)) if linear else shipped_table(device)
 
-    with patch.object(PagedAttention, "_cut", cut), patch.object(gpu_linear, "shipped_table", table):
+    with (
+        patch.object(PagedAttention, "_cut", cut),
+        patch.object(gpu_linear, "shipped_table", table),
+        patch.object(gpu_linear, "LOAD_AHEAD", load_ahead),
+    ):
         yield
 
 
@@ -97,6 +101,7 @@ def main() -> None:
     parser.add_argument("--tiles", default="", help="TOKENS,WARPS,STAGES[,early][,aheadTOKENS]; several: /")
     parser.add_argument("--splits", default="", help="several: /")
     parser.add_argument("--linear", default="", help="file of a table; several: a colon")
+    parser.add_argument("--load-ahead", action="store_true", help="norms load the weight behind them")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
@@ -109,7 +114,7 @@ def main() -> None:
             for linear in options.linear.split(":"):
                 for tiles in options.tiles.split("/"):
                     for splits in options.splits.split("/"):
-                        with settings(tiles, splits, linear):
+                        with settings(tiles, splits, linear, options.load_ahead):
                             for method in runner._decoder._methods.values():
                                 if hasattr(method, "_choices"):
                                     method._choices = gpu_linear._Choices(torch.device("cuda"))
@@ -126,6 +131,7 @@ def main() -> None:
                             "tiles": tiles,
                             "splits": splits,
                             "linear": linear,
+                            "load_ahead": options.load_ahead,
                         }
                         rows.append(row)
                         print(

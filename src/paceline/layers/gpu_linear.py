@@ -18,6 +18,9 @@ Quantized = tuple[Tensor, Tensor]
 OVERLAP_ROWS = 128
 """Steps of more tokens gain nothing from dependent launch."""
 
+LOAD_AHEAD = False
+"""Whether norms load the weight behind them; not measured yet."""
+
 _DTYPES = {torch.bfloat16: "bf16"}
 """As the table names them; the products of other dtypes are left to cuBLAS."""
 
@@ -58,8 +61,8 @@ class DenseGPU:
     def prepare(self, weight: Tensor) -> Tensor:
         return weight
 
-    def normalise(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _normalise(delta, residual, weight, eps)
+    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+        return _normalise(delta, residual, gain, eps, weight)
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows, k = x.shape
@@ -94,10 +97,13 @@ class Fp8GPU:
     def prepare(self, weight: Fp8Weight) -> Fp8Weight:
         return weight
 
-    def normalise(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | Quantized:
+    def normalise(
+        self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Fp8Weight
+    ) -> Tensor | Quantized:
         if len(residual) == 1:  # one token: gemv, which takes it as it is
-            return _normalise(delta, residual, weight, eps)
-        return add_rms_norm_fp8(delta, residual, weight, eps, pdl=overlaps(len(residual)))
+            return _normalise(delta, residual, gain, eps, weight.data)
+        pdl = overlaps(len(residual))
+        return add_rms_norm_fp8(delta, residual, gain, eps, ahead=_ahead(weight.data, pdl), pdl=pdl)
 
     def apply(self, x: Tensor | Quantized, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
         n, k = weight.data.shape
@@ -125,11 +131,16 @@ class Fp8GPU:
         return silu_mul_fp8(both, pdl=overlaps(len(tokens)))
 
 
-def _normalise(delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _ahead(weight: Tensor, pdl: bool) -> Tensor | None:
+    """The weight, where the norm in front of it is to load its beginning."""
+    return weight if pdl and LOAD_AHEAD else None
+
+
+def _normalise(delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
     pdl = overlaps(len(residual))
     if delta is None:
-        return rms_norm(residual, weight, eps, pdl=pdl)
-    return add_rms_norm(delta, residual, weight, eps, pdl=pdl)
+        return rms_norm(residual, gain, eps, ahead=_ahead(weight, pdl), pdl=pdl)
+    return add_rms_norm(delta, residual, gain, eps, ahead=_ahead(weight, pdl), pdl=pdl)
 
 
 def _quantized(x: Tensor | Quantized) -> Quantized:

@@ -31,13 +31,14 @@ class LinearMethod(Protocol):
     def prepare(self, weight: Any) -> Any:
         """The weight ``[out, in]`` in the form that `apply` takes."""
 
-    def normalise(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Any:
+    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Any) -> Any:
         """Adds ``delta`` to the residual stream, in place, and normalises the sum (RMSNorm): an operand.
 
         Args:
             delta: what the last layer's `apply` gave; None: there is nothing to add.
             residual: ``[T, in]``.
-            weight: ``[in]``.
+            gain: the norm's weight, ``[in]``.
+            weight: what the operand will be multiplied by; a method may begin to load it.
         """
 
     def apply(self, x: Any, weight: Any, bias: Tensor | None) -> Tensor:
@@ -51,8 +52,8 @@ class LinearMethod(Protocol):
 class Plain:
     """Operands are tensors."""
 
-    def normalise(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(residual if delta is None else residual.add_(delta), weight, eps)
+    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Any) -> Tensor:
+        return rms_norm(residual if delta is None else residual.add_(delta), gain, eps)
 
     def apply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -145,13 +146,15 @@ def linear_method(device: torch.device, dtype: torch.dtype, weight: type[Weight]
 class Linear:
     """A weight and its method: `normalise` makes its input, calling it gives ``[T, out]``; see `LinearMethod`."""
 
-    __slots__ = ("_method", "bias", "normalise", "weight")
+    __slots__ = ("_method", "bias", "weight")
 
     def __init__(self, method: LinearMethod, weight: Weight, bias: Tensor | None = None) -> None:
         self._method = method
-        self.normalise = method.normalise
         self.weight = method.prepare(weight)
         self.bias = bias
+
+    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> Any:
+        return self._method.normalise(delta, residual, gain, eps, self.weight)
 
     def __call__(self, x: Any) -> Tensor:
         return self._method.apply(x, self.weight, self.bias)

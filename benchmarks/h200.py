@@ -373,6 +373,13 @@ def main() -> None:
     parser.add_argument("--batches", default="", help="only these batches of tpot, for example 1,8,64")
     parser.add_argument("--only", default="", help="only these throughput rows, for example 128x128,2048x128")
     parser.add_argument("--rates", default="", help="only these request rates")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE",
+        help="of the engine, for example max_num_batched_tokens=512; rows name it",
+    )
     parser.add_argument("--commit", default="", help="recorded in each row; default: what git says")
     parser.add_argument("--profile", default="", help="BATCHxPROMPT: profile decode steps instead")
     options = parser.parse_args()
@@ -381,6 +388,7 @@ def main() -> None:
         parser.error(f"no such cases: {', '.join(sorted(unknown))}")
     batches = {int(batch) for batch in options.batches.split(",") if batch}
     shapes = set(filter(None, options.only.split(",")))
+    knobs = {key: int(value) for key, value in (each.split("=") for each in options.set)}
     rates = {float(rate) for rate in options.rates.split(",") if rate}
     results = Results(options.out, options.commit or git_commit())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -389,7 +397,7 @@ def main() -> None:
         folder = make_llama_shape(Path(scratch) / "llama-3-8b")
         for mode in options.modes.split(","):
             if {"start", "tpot", "throughput", "rps", "soak"} & set(cases) or options.profile:
-                with engine(folder, results, mode) as llm:
+                with engine(folder, results, mode, **knobs) as llm:
                     if options.profile:
                         for shape in options.profile.split(","):
                             batch, length = map(int, shape.split("x"))

@@ -31,6 +31,8 @@ class Point:
     """One stage, measured. Seconds throughout."""
 
     name: str
+    target: str = ""
+    """Name of the engine that was measured."""
     load: dict[str, Any]
     offered_rate: float | None
     achieved_rate: float | None
@@ -41,6 +43,8 @@ class Point:
     valid: bool
     reasons: list[str]
     """Why it is not valid; each starts with a word that names the check."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know though the point is valid (``saturated``, ``warmup``, ...); named as reasons are."""
     requests: Counts
     errors: dict[str, int] = field(default_factory=dict)
     """Message -> how many requests failed with it."""
@@ -63,9 +67,13 @@ class Point:
     attainment: float | None
     """Share of the requests sent that kept every constraint."""
     attainment_interval: tuple[float, float] | None = None
-    """95% confidence interval (Wilson) of the attainment."""
+    """95% confidence interval (Wilson) of the attainment, of ``effective_requests``."""
+    effective_requests: float | None = None
+    """So many independent requests tell as much of the attainment as those sent: fewer where misses come in runs."""
     constraints: dict[str, bool | None] = field(default_factory=dict)
     """Constraint, as written -> whether the point keeps it; None: not measured, which does not keep it."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """``ttft_s.mean``, ``tpot_s.p99``, ... -> 95% confidence interval; missing where the requests are too few."""
     client: dict[str, float] = field(default_factory=dict)
     """What the client knows of itself: ``lateness_p99_s``, ``loop_delay_p99_s``, ``workers``, ``cpu``."""
     gpu: dict[str, float] | None = None

@@ -64,9 +64,10 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first: (last - first) / (n - 1), n by the server's usage; None for fewer than 2."""
+        """Seconds a token after the first: (last - first) / (n - 1), n by the server's usage; None for fewer than 2,
+        and where all came at one time."""
         n = self.output_tokens
-        if not self.ok or self.first is None or self.last is None or n is None or n < 2:
+        if not self.ok or self.first is None or self.last is None or n is None or n < 2 or self.last <= self.first:
             return None
         return (self.last - self.first) / (n - 1)
 

@@ -3,7 +3,7 @@
 import heapq
 import time
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -62,6 +62,7 @@ class Scheduler:
         max_model_len: int,
         eos_ids: Seq[int],
         prefix_cache: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if min(max_num_batched_tokens, max_num_seqs, block_size) < 1 or max_rows < max_num_seqs:
             raise ValueError("token budget, sequences and block size must be at least 1, rows at least the sequences")
@@ -76,6 +77,7 @@ class Scheduler:
         self.max_rows = max_rows
         self.max_model_len = max_model_len
         self.eos_ids = frozenset(eos_ids)
+        self._clock = clock
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.requests: dict[int, list[Sequence]] = {}
@@ -201,6 +203,8 @@ class Scheduler:
         return True
 
     def _schedule_waiting(self, scheduled: Scheduled, budget: int) -> None:
+        if not self.waiting:
+            return
         tried = 0
         blocked: list[Sequence] = []
         admitted: list[Sequence] = []
@@ -234,7 +238,7 @@ class Scheduler:
         sequence.passed_over = 0
         if not sequence.admitted:
             sequence.admitted = True
-            sequence.queued_s = time.monotonic() - request.arrival
+            sequence.queued_s = self._clock() - request.arrival
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
             if self.kv.prefix_cache:
                 self.stats.prefix_queries += sequence.prompt_len

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.errors import bad_values
+from paceline.cli.errors import bad_values, fail
 from paceline.cli.options import Knobs, expand
 from paceline.engine.config import EngineConfig
 from paceline.server.config import ServerConfig, read_api_keys
@@ -15,7 +15,6 @@ MODEL_HELP = "Alias (smollm2), folder, GGUF file, or hub id (ORG/NAME)."
 
 @expand
 def serve(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     engine: Annotated[dict[str, Any], Knobs(EngineConfig, "Engine", leave_out=("model",))],
     server: Annotated[dict[str, Any], Knobs(ServerConfig, "Server")],
     api_key_file: Annotated[
@@ -25,8 +24,13 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = None,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP + " With --simulate it may be left out.")] = None,
 ) -> None:
     """Serve MODEL over HTTP with the OpenAI API, until SIGTERM or Ctrl-C."""
+    if model is None:
+        if "simulate" not in engine:
+            raise fail("MODEL is missing: what to serve", code=2)
+        model = "smollm2"
     with bad_values():
         if api_key_file is not None:
             server["api_keys"] = (*server.get("api_keys", ()), *read_api_keys(api_key_file))

@@ -69,6 +69,11 @@ class EngineConfig:
 
     nvtx: bool = False
     """Mark the parts of a step for NVIDIA's profilers, on a GPU."""
+    step_log: str | None = None
+    """File that gets a line for every step: what it had to do and how long it took."""
+    simulate: str | None = None
+    """Compute nothing, and take the time for it that a GPU model predicts: a JSON file, or the name of one that comes
+    with paceline. Of ``model`` only the tokenizer is read."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -60,6 +60,9 @@ class ServerConfig:
     log_level: LogLevel = "info"
     access_log: bool = False
     """A log line for every HTTP request."""
+    socket_log: str | None = None
+    """File that gets a line for every HTTP request: when it was at the socket, and when each part of its reply had been
+    written there. With one API process; it takes some speed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -82,6 +85,8 @@ class ServerConfig:
                 raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
         if self.api_processes is not None and not 1 <= self.api_processes <= MAX_API_PROCESSES:
             raise ValueError(f"api_processes: must be from 1 to {MAX_API_PROCESSES}, not {self.api_processes}")
+        if self.socket_log is not None and self.api_processes not in (None, 1):
+            raise ValueError(f"socket_log: goes with api_processes=1, not {self.api_processes}")
         if not 1 <= self.max_n <= MAX_CANDIDATES:
             raise ValueError(f"max_n: must be from 1 to {MAX_CANDIDATES}, not {self.max_n}")
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:

@@ -77,11 +77,11 @@ class GpuModel:
     def _parse(cls, document: Any) -> "GpuModel":
         if not isinstance(document, dict) or document.pop("schema_version", None) != SCHEMA_VERSION:
             raise ValueError(f"schema_version must be {SCHEMA_VERSION}")
-        parts = {"step_time": StepTime, "engine": EngineSizes}
-        for name, kind in parts.items():
+        for name in ("step_time", "engine"):
             if not isinstance(document.get(name), dict):
                 raise ValueError(f"{name} is missing")
-            document[name] = kind(**document[name])
+        document["step_time"] = StepTime(**document["step_time"])
+        document["engine"] = EngineSizes(**document["engine"])
         model = cls(**document)
         if not isinstance(model.request_s, int | float) or not 0 <= model.request_s < float("inf"):
             raise ValueError(f"request_s: must be a number of seconds, at least 0, not {model.request_s!r}")

@@ -61,8 +61,8 @@ class Constraint:
         match = _FORM.fullmatch(written)
         if match is None or match[1] not in METRICS or match[2] not in STATISTICS:
             raise InvalidConstraint(
-                f"{written!r} is no constraint. One is METRIC_STATISTIC < LIMIT, for example 'ttft_p99 < 1s': METRIC of "
-                f"{', '.join(METRICS)}, STATISTIC of {', '.join(STATISTICS)}, < or <=, LIMIT in us, ms or s"
+                f"{written!r} is no constraint. One is METRIC_STATISTIC < LIMIT, for example 'ttft_p99 < 1s': "
+                f"METRIC of {', '.join(METRICS)}, STATISTIC of {', '.join(STATISTICS)}, < or <=, LIMIT in us, ms or s"
             )
         limit = float(match[4]) * UNITS[match[5]]
         if limit == 0:

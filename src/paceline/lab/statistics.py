@@ -42,8 +42,9 @@ def blocks_of(count: int) -> Ints:
 def summarize(values: Floats) -> Statistics:
     if values.size == 0:
         return Statistics(None, None, None, None, None, None)
-    levels = np.percentile(values, [100 * share for share in PERCENTILES.values()], method="linear")
-    return Statistics(float(values.mean()), *map(float, levels), float(values.max()))
+    levels = np.percentile(values, [100 * share for share in PERCENTILES.values()], method="linear").tolist()
+    p50, p90, p95, p99 = levels
+    return Statistics(float(values.mean()), p50, p90, p95, p99, float(values.max()))
 
 
 def requests_needed(share: float) -> int:
@@ -118,12 +119,49 @@ def intervals(sample: Sample) -> dict[str, Interval]:
 
 
 def t_quantile(freedom: float) -> float:
-    """Two-sided 95% quantile of Student's t, by the Cornish-Fisher expansion; within 1% from 3 degrees of freedom."""
+    """Two-sided 95% quantile of Student's t; degrees of freedom are rounded down, which is the careful side.
+
+    From 3 on by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5), off by less than 0.2%.
+    """
+    n = math.floor(freedom)
+    if n < 1:
+        raise ValueError("at least one degree of freedom")
+    if n < 3:
+        level = CONFIDENCE
+        return math.tan(math.pi * level / 2) if n == 1 else level * math.sqrt(2 / (1 - level**2))
     z = _Z
     return (
         z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * freedom**4)
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
     )
+
+
+def welch(a: Floats, b: Floats) -> Interval:
+    """Of the difference of the means, b - a, of independent values with unlike variances (Welch, 1947).
+
+    Raises:
+        ValueError: fewer than two values on a side.
+    """
+    if min(a.size, b.size) < 2:
+        raise ValueError("Welch's interval needs two values on each side")
+    errors = float(a.var(ddof=1)) / a.size, float(b.var(ddof=1)) / b.size
+    both = sum(errors)
+    difference = float(b.mean() - a.mean())
+    if both == 0:
+        return difference, difference
+    freedom = both**2 / (errors[0] ** 2 / (a.size - 1) + errors[1] ** 2 / (b.size - 1))
+    half = t_quantile(freedom) * math.sqrt(both)
+    return difference - half, difference + half
+
+
+def difference_interval(a: float, a_interval: Interval, b: float, b_interval: Interval) -> Interval:
+    """Of b - a from an interval of each, by the squares of the distances to their ends (MOVER).
+
+    With Wilson's intervals it is Newcombe's hybrid score interval of two shares (1998, method 10).
+    """
+    low = math.hypot(b - b_interval[0], a_interval[1] - a)
+    high = math.hypot(b_interval[1] - b, a - a_interval[0])
+    return b - a - low, b - a + high

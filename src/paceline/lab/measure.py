@@ -1,0 +1,102 @@
+"""From the log of a stage to its point: every figure by the definitions in ``docs/lab.md``."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from paceline.lab import statistics, validity
+from paceline.lab.client.log import StageLog
+from paceline.lab.gaps import gaps
+from paceline.lab.point import Counts, Point
+from paceline.lab.record import RequestRecord
+from paceline.lab.slo import Constraint, kept_by_all
+from paceline.lab.statistics import Floats, Ints, Sample, blocks_of, effective_count, summarize, wilson
+
+
+def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
+    """Measures a stage.
+
+    Failed requests are in no latency and in no throughput, but count against goodput and attainment. A value that was
+    not measured is None and keeps no constraint.
+    """
+    sent = sum(record.sent is not None for record in log.records)
+    # What could not be sent was asked for all the same, but not what the user stopped.
+    asked = [record for record in log.records if record.sent is not None or not log.interrupted]
+    asked.sort(key=lambda record: (record.due, record.id))
+    done = [record for record in asked if record.ok]
+    blocks = blocks_of(len(asked))
+    samples = _samples(asked, blocks)
+    summary = {metric: summarize(sample.values) for metric, sample in samples.items()}
+    planned = max(len(log.stage.requests), len(log.records))
+    counts = Counts(sent=sent, ok=len(done), failed=planned - len(done))
+    window = _window(asked, done)
+    tokens = sum(record.output_tokens or 0 for record in done)
+    kept = np.array([kept_by_all(constraints, record) for record in asked], dtype=np.bool_)
+    judged = bool(constraints) and bool(asked)
+    share = float(kept.mean()) if judged else None
+    worth = effective_count(kept, blocks) if judged else None
+    found = validity.check(log, counts, samples, constraints)
+    return Point(
+        name=log.stage.name,
+        target=log.target.name,
+        load=log.stage.load,
+        offered_rate=log.stage.offered_rate,
+        achieved_rate=validity.achieved_rate(log),
+        batch=log.stage.batch,
+        batch_kind="client" if log.stage.load.get("kind") == "concurrency" else None,
+        valid=not found.reasons,
+        reasons=found.reasons,
+        notes=found.notes,
+        requests=counts,
+        errors=dict(Counter(record.error for record in log.records if record.error is not None)),
+        ttft_s=summary["ttft"],
+        ttft_from_send_s=summarize(_values(done, lambda record: record.ttft_from_send)),
+        tpot_s=summary["tpot"],
+        itl_s=summary["itl"],
+        e2e_s=summary["e2e"],
+        output_tokens=tokens,
+        prompt_tokens=sum(record.prompt_tokens or 0 for record in done),
+        window_s=window,
+        output_tokens_per_s=_rate(tokens, window),
+        requests_per_s=_rate(len(done), window),
+        goodput_rps=_rate(int(kept.sum()), window) if judged else None,
+        attainment=share,
+        attainment_interval=None if share is None or worth is None else wilson(share, worth),
+        effective_requests=worth,
+        constraints={item.text: item.keeps(item.value_of(summary[item.metric])) for item in constraints},
+        intervals={
+            f"{metric}_s.{name}": interval
+            for metric, sample in samples.items()
+            for name, interval in statistics.intervals(sample).items()
+        },
+        client=dict(log.client),
+    )
+
+
+def _samples(asked: Sequence[RequestRecord], blocks: Ints) -> dict[str, Sample]:
+    """The measured values of each metric of `slo.METRICS`."""
+    samples = {}
+    for metric in ("ttft", "tpot", "e2e"):
+        values: list[float | None] = [getattr(record, metric) for record in asked]
+        known = np.array([value is not None for value in values], dtype=np.bool_)
+        samples[metric] = Sample(np.array([value for value in values if value is not None]), blocks[known])
+    of_each = [gaps(record) for record in asked]
+    lengths = [len(values) for values in of_each]
+    samples["itl"] = Sample(np.concatenate(of_each) if of_each else np.empty(0), np.repeat(blocks, lengths))
+    return samples
+
+
+def _values(records: Iterable[RequestRecord], value: Callable[[RequestRecord], float | None]) -> Floats:
+    return np.array([found for record in records if (found := value(record)) is not None], dtype=np.float64)
+
+
+def _window(asked: Sequence[RequestRecord], done: Sequence[RequestRecord]) -> float | None:
+    """Seconds from the first scheduled send to the last completion; None where nothing was completed."""
+    ends = [end for record in done if (end := record.ended if record.ended is not None else record.last) is not None]
+    return max(ends) - asked[0].due if ends else None
+
+
+def _rate(count: int, window: float | None) -> float | None:
+    """A second; None for no time, and 0.0 where there was time and nothing came of it."""
+    return None if window is None or window <= 0 else count / window

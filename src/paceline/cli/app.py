@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.bench.app import bench
 from paceline.cli.chat import chat
 from paceline.cli.serve import serve
+from paceline.cli.simulate import simulate
 
 app = typer.Typer(
     help="Serve large language models at a promised pace.",
@@ -17,6 +19,8 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(chat)
+app.command()(simulate)
+app.add_typer(bench)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,36 @@ def rate_stages(rates: Sequence[float], input: int, output: int, requests: int) 
 
 def fixed(input: int, output: int, requests: int) -> dict[str, Any]:
     return {"kind": "fixed", "input": input, "output": output, "requests": requests}
+
+
+def read_shapes(text: str) -> list[tuple[int, int]]:
+    """Reads ``128x128,2048x128``.
+
+    Raises:
+        InvalidExperiment: it is not like that.
+    """
+    try:
+        shapes = [(int(i), int(o)) for i, o in (part.split("x") for part in text.split(","))]
+    except ValueError as error:
+        raise InvalidExperiment(f"shapes: {text!r} is not like 128x128,2048x128") from error
+    if any(i < 1 or o < 1 for i, o in shapes):
+        raise InvalidExperiment("shapes: lengths must be at least 1")
+    return shapes
+
+
+def with_prompts(
+    stages: Sequence[StagePlan], token_ids: Sequence[int], seed: int, deadline_s: float
+) -> list[StagePlan]:
+    """Stages whose prompts and arrivals are drawn so."""
+    return [
+        replace(
+            stage,
+            workload={**stage.workload, "token_ids": list(token_ids), "seed": seed},
+            load={**stage.load, "seed": seed} if stage.load["kind"] in ("poisson", "gamma") else stage.load,
+            deadline_s=deadline_s,
+        )
+        for stage in stages
+    ]
 
 
 def read_experiment(path: Path) -> Experiment:

@@ -1,0 +1,1 @@
+"""`paceline bench`: one file a verb."""

@@ -1,0 +1,197 @@
+"""Runs an experiment in the terminal: progress while it runs, a table of points, files at the end."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from paceline.cli.errors import fail
+from paceline.lab.experiment import Experiment, InvalidExperiment
+from paceline.lab.point import Point
+
+if TYPE_CHECKING:
+    from paceline.lab.client.log import StageLog
+    from paceline.lab.results import Results
+    from paceline.lab.search import SearchResult
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where the outcome goes; None: nowhere."""
+
+    json: Path | None = None
+    html: Path | None = None
+    csv: Path | None = None
+    logs: Path | None = None
+
+
+def carry_out(experiment: Experiment, files: Files) -> None:
+    """Measures and reports. Interrupted, it reports what it has and exits with 130; a point that is not valid or an
+    engine that fails makes it exit with 1."""
+    from paceline.lab.client.run import Progress as State
+    from paceline.lab.run import ExperimentRun
+    from paceline.lab.server_process import TargetFailed
+    from paceline.lab.slo import InvalidConstraint
+    from paceline.lab.target import Target
+    from paceline.lab.workload.invalid import InvalidWorkload
+
+    console = Console(stderr=True)
+    folder = files.logs or Path("bench-logs") / f"{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    code = 0
+    with _bar(console) as bar:
+        task = bar.add_task("starting", total=None, detail="")
+
+        def on_progress(target: Target, stage: str, state: State) -> None:
+            detail = f"{state.sent} sent, {state.failed} failed"
+            bar.update(
+                task, description=f"{target.name} {stage}", total=state.total, completed=state.ended, detail=detail
+            )
+
+        def on_point(target: Target, point: Point) -> None:
+            bar.console.print(_line(point))
+
+        try:
+            run = ExperimentRun(experiment, folder, on_point=on_point, on_progress=on_progress)
+            run.run()
+        except (InvalidExperiment, InvalidWorkload, InvalidConstraint) as error:
+            raise fail(str(error), code=2) from error
+        except TargetFailed as error:
+            typer.echo(f"Error: {error}", err=True)
+            code = 1
+        except KeyboardInterrupt:
+            typer.echo("Interrupted: the report has what was measured before.", err=True)
+            code = 130
+    print_results(run.results)
+    write_files(run.results, run.logs, files)
+    typer.echo(f"logs: {folder}")
+    if code or not all(point.valid for point in run.results.points):
+        raise typer.Exit(code or 1)
+
+
+def write_files(results: "Results", logs: list[Path], files: Files) -> None:
+    """Writes the files that are asked for."""
+    from paceline.lab.client.log import InvalidLog, read_log
+    from paceline.lab.report import write_report
+    from paceline.lab.results import to_csv, to_json
+
+    if files.json:
+        files.json.write_text(to_json(results))
+    if files.csv:
+        files.csv.write_text(to_csv(results))
+    if files.html:
+        readable: list[StageLog] = []
+        for path in logs:
+            try:
+                readable.append(read_log(path))
+            except (InvalidLog, OSError) as error:
+                typer.echo(f"left out of the report: {path}: {error}", err=True)
+        write_report([results], readable, files.html)
+    for written in (files.json, files.csv, files.html):
+        if written:
+            typer.echo(f"wrote {written}")
+
+
+def print_results(results: "Results") -> None:
+    """The points as a table, and what searches found."""
+    table = Table(title=results.experiment, caption="Times in ms. TTFT counts from the scheduled send.")
+    columns = (
+        "engine",
+        "load",
+        "valid",
+        "ok",
+        "failed",
+        "TTFT mean",
+        "p99",
+        "TPOT mean",
+        "p99",
+        "tokens/s",
+        "goodput/s",
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("engine", "load", "valid") else "right")
+    for point in results.points:
+        table.add_row(
+            point.target,
+            point.name + (" (engine)" if point.batch_kind == "engine" else ""),
+            "yes" if point.valid else "NO",
+            str(point.requests.ok),
+            str(point.requests.failed),
+            _ms(point.ttft_s.mean),
+            _ms(point.ttft_s.p99),
+            _ms(point.tpot_s.mean),
+            _ms(point.tpot_s.p99),
+            _number(point.output_tokens_per_s),
+            _number(point.goodput_rps, 2),
+            style=None if point.valid else "red",
+        )
+    console = Console(width=None if Console().is_terminal else 140)
+    if results.points:
+        console.print(table)
+    for point in results.points:
+        for reason in point.reasons:
+            console.print(f"{point.target} {point.name} is not valid: {reason}", style="red", markup=False)
+    for line in best_lines(results):
+        console.print(line, markup=False)
+    for search in results.searches:
+        console.print(search_line(search), markup=False)
+
+
+def best_lines(results: "Results") -> list[str]:
+    """For every engine the best of its points that keeps all constraints."""
+    if not results.constraints:
+        return []
+    lines = []
+    for target in results.targets:
+        points = [point for point in results.points if point.target == target.name and point.valid]
+        kept = [point for point in points if point.constraints and all(point.constraints.values())]
+        limits = ", ".join(results.constraints)
+        if not kept:
+            lines.append(f"{target.name}: no valid point keeps {limits}")
+            continue
+        best = max(kept, key=lambda point: point.output_tokens_per_s or 0.0)
+        lines.append(f"{target.name}: best under {limits}: {best.name}, {_number(best.output_tokens_per_s)} tokens/s")
+    return lines
+
+
+def search_line(search: "SearchResult") -> str:
+    unit = "requests/s" if search.over == "rate" else "at once"
+    limits = ", ".join(search.constraints)
+    if search.load is None:
+        return f"{search.target}: not even the lowest load keeps {limits} for {search.attainment:.0%} of the requests"
+    return (
+        f"{search.target}: {search.load:g} {unit} keep {limits} for {search.attainment:.0%} of the requests "
+        f"({search.verdict}; the edge lies between {search.kept} and {search.broken})"
+    )
+
+
+def _line(point: Point) -> str:
+    verdict = "" if point.valid else f"  NOT VALID: {'; '.join(point.reasons)}"
+    return (
+        f"{point.target} {point.name}: TTFT {_ms(point.ttft_s.mean)} ms, TPOT {_ms(point.tpot_s.mean)} ms, "
+        f"{_number(point.output_tokens_per_s)} tokens/s{verdict}"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.1f}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total}"),
+        TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,61 @@
+"""Measures an engine in this process, over the same stages and by the same definitions as over HTTP."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+from paceline.engine.config import EngineConfig
+from paceline.lab.client.log import StageLog
+from paceline.lab.client.machine import machine
+from paceline.lab.command_line import command_line
+from paceline.lab.experiment import StagePlan
+from paceline.lab.in_process import serve_stage
+from paceline.lab.measure import measure
+from paceline.lab.results import MeasuredTarget, Results
+from paceline.lab.run import make_stage
+from paceline.lab.slo import Constraint
+from paceline.lab.target import Target
+from paceline.llm import LLM
+
+WARMUP = 4
+"""Requests before the first stage."""
+
+
+def bench_engine(config: EngineConfig, plans: Sequence[StagePlan], constraints: Sequence[Constraint]) -> Results:
+    """Loads the engine once and carries out every stage.
+
+    Raises:
+        CheckpointError, InvalidConfig: the engine cannot be made.
+        InvalidWorkload: a stage cannot.
+    """
+    stages = [make_stage(plan, run) for run, plan in enumerate(plans)]
+    target = Target(name="in process", url="", model=config.model)
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    command = command_line()
+    points = []
+    knobs = {key: value for key, value in asdict(config).items() if key != "model"}
+    with LLM(config.model, **knobs) as llm:
+        first = [replace(request, due=0.0, after=None, id=id) for id, request in enumerate(stages[0].requests[:WARMUP])]
+        serve_stage(llm, replace(stages[0], requests=first))
+        for stage in stages:
+            log = StageLog(
+                stage=stage,
+                target=target,
+                started_at=started_at,
+                records=serve_stage(llm, stage),
+                client={},
+                interrupted=False,
+                machine={},
+                command=command,
+            )
+            points.append(measure(log, constraints))
+    return Results(
+        experiment="engine",
+        started_at=started_at,
+        targets=[MeasuredTarget.of(target, {"paceline": version("paceline"), "knobs": knobs})],
+        machine=machine(),
+        commands=[command],
+        constraints=[constraint.text for constraint in constraints],
+        points=points,
+    )

@@ -87,8 +87,10 @@ def single_token_words(tokenizer: Tokenizer) -> list[str]:
         spelled = re.fullmatch("[Ġ▁]([a-z]{2,})", tokenizer.token(id))
         if spelled:
             words.append((id, spelled[1]))
-    encoded = tokenizer.backend.encode_batch_fast([f"the {word}" for _, word in words], add_special_tokens=False)
-    kept = [word for (id, word), coded in zip(words, encoded, strict=True) if coded.ids[1:] == [id]]
+    first, *encoded = tokenizer.backend.encode_batch_fast(
+        ["a", *(f"a {word}" for _, word in words)], add_special_tokens=False
+    )
+    kept = [word for (id, word), coded in zip(words, encoded, strict=True) if coded.ids == [*first.ids, id]]
     if not kept:
         raise InvalidWorkload("tokenizer: has no words that are one token; leave it out to use common words")
     return kept

@@ -1,0 +1,60 @@
+"""`paceline bench compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.bench.options import OUTPUT
+from paceline.cli.errors import bad_values
+
+SHOWN = ("output_tokens_per_s", "goodput_rps", "ttft_s.mean", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "attainment")
+"""Without --all; and what searches found."""
+COLOURS = {"better": "green", "worse": "red", "indistinguishable": "", "unknown": "dim"}
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Results (--json) to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Results to compare.")],
+    every: Annotated[bool, typer.Option("--all", help="Show every figure.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="File for a report of both.", rich_help_panel=OUTPUT)
+    ] = None,
+) -> None:
+    """Compare two runs: each figure of B against A, and whether the difference is more than noise."""
+    from paceline.lab.compare import compare as differences
+    from paceline.lab.report import write_report
+    from paceline.lab.results import read_results
+
+    with bad_values():
+        runs = read_results(a), read_results(b)
+        found = differences(*runs)
+    table = Table(title=f"{b.name} against {a.name}", caption="change: B / A, of the attainment B - A; 95% intervals")
+    for name in ("engine", "stage", "figure", "A", "B", "change", "interval", "B is"):
+        table.add_column(name, justify="right" if name in ("A", "B", "change") else "left")
+    for row in found:
+        if not every and row.metric not in SHOWN and not row.metric.startswith("highest"):
+            continue
+        engine = row.b_target if row.a_target == row.b_target else f"{row.b_target} against {row.a_target}"
+        interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
+        table.add_row(
+            engine,
+            row.stage,
+            row.metric,
+            _figure(row.a),
+            _figure(row.b),
+            _figure(row.change),
+            interval,
+            row.outcome,
+            style=COLOURS[row.outcome],
+        )
+    Console(width=None if Console().is_terminal else 150).print(table)
+    if html:
+        write_report(list(runs), [], html)
+        typer.echo(f"wrote {html}")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -29,7 +29,8 @@ def chunk(data: bytes) -> bytes:
 
 
 def event(value: Any, end: bytes = b"\n\n") -> bytes:
-    return b"data: " + (value.encode() if isinstance(value, str) else json.dumps(value).encode()) + end
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return b"data: " + text.encode() + end
 
 
 def token(text: str = "a", *, usage: int | None = None, finish: str | None = None) -> dict[str, Any]:

@@ -92,10 +92,13 @@ class HttpReply:
                     break
                 line = data[at:end]
                 at = end + 2
+                digits = line.partition(b";")[0]
                 try:
-                    length = int(line.partition(b";")[0], 16)
+                    length = int(digits, 16)
                 except ValueError:
-                    raise InvalidReply(f"not the size of a chunk: {line[:40]!r}") from None
+                    length = -1
+                if length < 0:
+                    raise InvalidReply(f"not the size of a chunk: {line[:40]!r}")
                 if length == 0:
                     self._body = self._trailers
                     self._trailers(data[at:])

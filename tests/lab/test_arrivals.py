@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.lab.stage import Stage
@@ -24,21 +24,23 @@ def test_burst_is_due_at_once() -> None:
     assert burst(3) == [0.0, 0.0, 0.0]
 
 
+@settings(deadline=None)
 @given(RATES, st.integers(0, 2000))
 def test_constant_times_are_absolute(rate: float, n: int) -> None:
     """public failure 91: times that are sums of gaps drift; these are not, however many there are."""
     assert constant(n, rate) == [index / rate for index in range(n)]
-    assert constant(10_000, 200.0)[-1] == 9_999 / 200
 
 
+@settings(deadline=None)
 @given(RATES, SEEDS)
 def test_poisson_has_its_rate(rate: float, seed: int) -> None:
     n = 4000
     due = poisson(n, rate, seed)
     assert due[0] == 0.0
     assert due == sorted(due)
-    # The mean of n gaps has a standard deviation of 1 / sqrt(n) of itself; six of them do not happen by chance.
-    assert due[-1] * rate / (n - 1) == pytest.approx(1, abs=6 / math.sqrt(n))
+    assert due[-1] * rate / (n - 1) == pytest.approx(1)
+    # Half way the count is binomial: six standard deviations do not happen by chance.
+    assert sum(time < due[-1] / 2 for time in due) == pytest.approx(n / 2, abs=6 * math.sqrt(n / 4))
 
 
 def test_poisson_gaps_are_exponential_and_independent() -> None:
@@ -57,10 +59,13 @@ def test_poisson_gaps_are_exponential_and_independent() -> None:
 def test_gamma_has_its_rate_and_variation(cv: float) -> None:
     n = 200_000
     gaps = np.diff(gamma(n, 4.0, cv, seed=11))
-    assert np.mean(gaps) == pytest.approx(0.25, abs=0.25 * 6 * cv / math.sqrt(n))
+    assert np.mean(gaps) == pytest.approx(0.25)
+    skewness = np.mean((gaps / 0.25 - 1) ** 3) / np.std(gaps / 0.25) ** 3
+    assert skewness == pytest.approx(2 * cv, rel=0.15)  # of a gamma distribution
     assert np.std(gaps) / np.mean(gaps) == pytest.approx(cv, rel=0.05)
 
 
+@settings(deadline=None)
 @given(RATES, st.floats(0.1, 100), SEEDS)
 def test_rates_share_one_pattern(rate: float, faster: float, seed: int) -> None:
     for arrivals in (lambda r: poisson(50, r, seed), lambda r: gamma(50, r, 2.0, seed)):
@@ -68,6 +73,7 @@ def test_rates_share_one_pattern(rate: float, faster: float, seed: int) -> None:
             assert slow == pytest.approx(fast * faster, rel=1e-9, abs=1e-8 * max(1, faster))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.floats(0.1, 1000), st.floats(0.1, 1000))
 def test_ramp_counts(n: int, start_rate: float, end_rate: float) -> None:
     due = ramp(n, start_rate, end_rate)
@@ -86,9 +92,14 @@ def test_ramp_of_one_rate_is_constant() -> None:
 
 
 def test_a_seed_gives_the_same_times_on_every_platform() -> None:
-    assert poisson(4, 3.0, 7) == [0.0, 1.346797584, 1.895687165, 1.942304589]
-    assert gamma(4, 3.0, 2.0, 7) == [0.0, 0.44295563, 0.442987069, 0.578341412]
+    assert poisson(4, 3.0, 7) == [0.0, 0.693401844, 0.975998912, 1.0]
+    assert gamma(4, 3.0, 2.0, 7) == [0.0, 0.765906817, 0.765961179, 1.0]
     assert poisson(4, 3.0, 8) != poisson(4, 3.0, 7)
+
+
+def test_a_variation_beyond_numbers() -> None:
+    with pytest.raises(InvalidWorkload, match=r"^cv: is too large for 3 requests"):
+        gamma(3, 1.0, 1e6)
 
 
 @pytest.mark.parametrize("n", [0, 1])
@@ -157,6 +168,7 @@ def in_flight(stage: Stage, service: list[float]) -> list[tuple[float, int]]:
     return sorted(counts.items())
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 12), st.integers(1, 60))
 def test_closed_stage_keeps_its_seats(data: st.DataObject, batch: int, n: int) -> None:
     outputs = data.draw(st.lists(st.integers(1, 100), min_size=n, max_size=n))
@@ -174,6 +186,7 @@ def test_closed_stage_keeps_its_seats(data: st.DataObject, batch: int, n: int) -
     assert all(count == min(batch, n) for time, count in counts if time < last_start - 1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 50))
 def test_seats_of_equal_requests_are_taken_in_turns(batch: int, n: int) -> None:
     stage = closed_stage("s", drafts(n), batch, deadline_s=9)
@@ -183,9 +196,18 @@ def test_seats_of_equal_requests_are_taken_in_turns(batch: int, n: int) -> None:
 def test_a_session_keeps_its_seat() -> None:
     made = [Draft("a", 5), Draft("b", 50), Draft("a2", 5, after=0, delay_s=2.0, needs=True), Draft("c", 5)]
     stage = closed_stage("s", made, 2, deadline_s=9)
-    assert [request.after for request in stage.requests] == [None, None, 0, 2]
-    assert [request.due for request in stage.requests] == [0.0, 0.0, 2.0, 0.0]
-    assert [request.needs for request in stage.requests] == [False, False, True, False]
+    assert [request.prompt for request in stage.requests] == ["a", "a2", "b", "c"]
+    assert [request.id for request in stage.requests] == [0, 1, 2, 3]
+    assert [request.after for request in stage.requests] == [None, 0, None, 1]
+    assert [request.due for request in stage.requests] == [0.0, 2.0, 0.0, 0.0]
+    assert [request.needs for request in stage.requests] == [False, True, False, False]
+
+
+def test_turns_of_other_sessions_lie_between() -> None:
+    made = [Draft("a", 1), Draft("b", 1), Draft("a2", 1, after=0), Draft("b2", 1, after=1), Draft("a3", 1, after=2)]
+    stage = closed_stage("s", made, 1, deadline_s=9)
+    assert [request.prompt for request in stage.requests] == ["a", "a2", "a3", "b", "b2"]
+    assert [request.after for request in stage.requests] == [None, 0, 1, 2, 3]
 
 
 def test_heads_are_those_that_wait_for_no_other() -> None:

@@ -1,7 +1,8 @@
 """Due times, and stages made of drafts that have them.
 
-Due times are seconds from the start of the stage, absolute, the first at 0. With the same seed, times at another rate
-are the same pattern at another speed, so rates can be compared.
+Due times are seconds from the start of the stage, absolute, the first at 0. Random ones are scaled so that their mean
+rate is the one asked for, not only near it: a Poisson process becomes one of which it is known how many arrive in the
+time. With the same seed, times at another rate are the same pattern at another speed, so rates can be compared.
 """
 
 import heapq
@@ -32,14 +33,14 @@ def constant(n: int, rate: float) -> list[float]:
 def poisson(n: int, rate: float, seed: int = 0) -> list[float]:
     """A Poisson process: independent exponential gaps with a mean of ``1 / rate``."""
     _positive(rate=rate)
-    return _after_gaps(n, generator(seed, "arrivals").standard_exponential(max(0, n - 1)) / rate)
+    return _scaled(generator(seed, "arrivals").standard_exponential(max(0, n - 1)), n, rate)
 
 
 def gamma(n: int, rate: float, cv: float, seed: int = 0) -> list[float]:
     """Independent gamma distributed gaps with a mean of ``1 / rate`` and a coefficient of variation ``cv``: 1 is a
     Poisson process, above come bursts, below it is more even."""
     _positive(rate=rate, cv=cv)
-    return _after_gaps(n, generator(seed, "arrivals").standard_gamma(cv**-2, max(0, n - 1)) * (cv**2 / rate))
+    return _scaled(generator(seed, "arrivals").standard_gamma(cv**-2, max(0, n - 1)), n, rate)
 
 
 def ramp(n: int, start_rate: float, end_rate: float) -> list[float]:
@@ -108,7 +109,7 @@ def closed_stage(
 
     Seats are given out beforehand: the next request takes the one with the fewest output tokens so far, which is the
     one that becomes free first where requests advance together. A session keeps its seat through all its turns, and
-    while its user thinks.
+    while its user thinks; the stage's requests are in order of the sessions.
 
     Args:
         load: for reports; None: the concurrency.
@@ -118,31 +119,34 @@ def closed_stage(
     """
     if batch < 1:
         raise InvalidWorkload(f"batch: must be at least 1, not {batch}")
-    ends: dict[int, int] = {}  # last turn so far of a session -> its head
-    chains: dict[int, list[int]] = {}  # head -> the session's turns
-    for index, draft in enumerate(drafts):
-        if draft.after is None:
-            head = index
-        elif draft.after in ends:
-            head = ends.pop(draft.after)
-        else:
-            raise InvalidWorkload(f"batch: two turns follow request {draft.after}; replay without sessions instead")
-        ends[index] = head
-        chains.setdefault(head, []).append(index)
-    seats: list[tuple[int, int, int | None]] = [(0, seat, None) for seat in range(min(batch, len(chains)))]
-    follows: dict[int, int | None] = {}
-    for head, chain in chains.items():
+    seats: list[tuple[int, int, int | None]] = [(0, seat, None) for seat in range(batch)]
+    requests: list[PlannedRequest] = []
+    for session in _sessions(drafts):
         tokens, seat, last = seats[0]
-        follows[head] = last
-        heapq.heapreplace(seats, (tokens + sum(drafts[i].output_tokens for i in chain), seat, chain[-1]))
-    requests = [
-        _planned(index, draft, 0.0, follows[index])
-        if draft.after is None
-        else _planned(index, draft, draft.delay_s, draft.after)
-        for index, draft in enumerate(drafts)
-    ]
+        for draft in session:
+            requests.append(_planned(len(requests), draft, 0.0 if draft is session[0] else draft.delay_s, last))
+            last = requests[-1].id
+            tokens += draft.output_tokens
+        heapq.heapreplace(seats, (tokens, seat, last))
     load = load or {"kind": "concurrency", "batch": batch}
     return _stage(name, requests, load, None, batch, deadline_s, ignore_eos, sampling)
+
+
+def _sessions(drafts: Sequence[Draft]) -> list[list[Draft]]:
+    """The turns of each session, in order of their first."""
+    ends: dict[int, list[Draft]] = {}  # last turn so far -> its session
+    sessions = []
+    for index, draft in enumerate(drafts):
+        if draft.after is None:
+            session: list[Draft] = []
+            sessions.append(session)
+        elif draft.after in ends:
+            session = ends.pop(draft.after)
+        else:
+            raise InvalidWorkload(f"batch: two turns follow request {draft.after}; replay without sessions instead")
+        session.append(draft)
+        ends[index] = session
+    return sessions
 
 
 def _planned(index: int, draft: Draft, due: float, after: int | None) -> PlannedRequest:
@@ -181,10 +185,14 @@ def _stage(
     )
 
 
-def _after_gaps(n: int, gaps: NDArray[np.float64]) -> list[float]:
+def _scaled(gaps: NDArray[np.float64], n: int, rate: float) -> list[float]:
     """Rounded to nanoseconds: what a platform's logarithm does to the last bit is gone."""
-    times: list[float] = np.round(np.cumsum(gaps), 9).tolist()
-    return [0.0, *times] if n else []
+    if n < 2:
+        return burst(n)
+    times = np.cumsum(gaps)
+    if not times[-1] > 0:
+        raise InvalidWorkload(f"cv: is too large for {n} requests: all would be due at once")
+    return [0.0, *np.round(times * ((n - 1) / rate / times[-1]), 9).tolist()]
 
 
 def _positive(**values: float) -> None:

@@ -8,6 +8,7 @@ kind  payload
 H     JSON: the stage without prompts, the target without its key, machine, command, start, what the server takes
 A     entries, one after another: ``<d`` seconds from the start, ``<I`` request, ``<B`` kind, ``<I`` length, payload
 Z     the same, compressed by zlib
+S     ``<d``: the start, by the monotonic clock of the client's machine
 W     JSON: what one worker knows of itself
 F     JSON: the end. A log without it was interrupted
 ====  ============================================================================================================
@@ -28,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.lab.client.plan import START
 from paceline.lab.client.reply_parser import ReplyParser
 from paceline.lab.client.self_knowledge import percentiles
 from paceline.lab.record import RequestRecord
@@ -74,6 +76,9 @@ class StageLog:
     command: str
     options: dict[str, Any] = field(default_factory=dict)
     """What was asked of the server: ``usage`` (``continuous``, ``final`` or ``none``) and ``ignore_eos``."""
+    clock_start: float | None = None
+    """The start by the monotonic clock of the client's machine: places the log beside one of a server there. None:
+    interrupted before."""
 
 
 class LogWriter:
@@ -162,10 +167,13 @@ def read_log(path: Path, *, keep_text: bool = False) -> StageLog:
     """
     head: dict[str, Any] | None = None
     footer: dict[str, Any] | None = None
+    clock_start: float | None = None
     workers: list[dict[str, float]] = []
     for kind, payload in frames(path):
         if kind == b"H":
             head = msgspec.json.decode(payload)
+        elif kind == b"S":
+            (clock_start,) = START.unpack(payload)
         elif kind == b"W":
             workers.append(msgspec.json.decode(payload))
         elif kind == b"F":
@@ -186,6 +194,7 @@ def read_log(path: Path, *, keep_text: bool = False) -> StageLog:
         machine=head["machine"],
         command=head["command"],
         options=head["options"],
+        clock_start=clock_start,
     )
 
 

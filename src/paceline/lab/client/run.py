@@ -92,7 +92,7 @@ def run_stage(
                 started_at=datetime.now(UTC).isoformat(),
             ),
         )
-        _carry_out(plans, len(stage.requests), on_progress)
+        _carry_out(plans, writer, len(stage.requests), on_progress)
         interrupted = False
     finally:
         writer.json(b"F", {"interrupted": interrupted})
@@ -140,7 +140,9 @@ def _item(request: PlannedRequest, maker: RequestMaker, *, in_turns: bool) -> It
     return Item(request.id, request.due, request.after, payload, turn)
 
 
-def _carry_out(plans: Sequence[Plan], total: int, on_progress: Callable[[Progress], None] | None) -> None:
+def _carry_out(
+    plans: Sequence[Plan], log: LogWriter, total: int, on_progress: Callable[[Progress], None] | None
+) -> None:
     path = os.pathsep.join(part or os.getcwd() for part in sys.path)
     command = [sys.executable, "-P", "-m", "paceline.lab.client.worker"]
     with contextlib.ExitStack() as stack:
@@ -162,6 +164,7 @@ def _carry_out(plans: Sequence[Plan], total: int, on_progress: Callable[[Progres
             if not _news(process):
                 raise LoadWorkerFailed(f"a load worker exited with status {process.wait()}")
         start = time.monotonic() + SETTLE_S
+        log.frame(b"S", START.pack(start))
         for process in processes:
             _tell(process, START.pack(start))
         _watch(processes, start, total, on_progress)

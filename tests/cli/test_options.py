@@ -14,9 +14,8 @@ from paceline.cli.options import field_docs, parse_size
 from paceline.engine.config import EngineConfig
 from paceline.server.config import ServerConfig
 
-OTHER_STRINGS = {"host": "0.0.0.0", "root_path": "/llm"} | {
-    name: "file" for name in ("step_log", "simulate", "socket_log")
-}
+OTHER_STRINGS = {"host": "0.0.0.0", "root_path": "/llm"}
+OTHER_STRINGS |= dict.fromkeys(("step_log", "simulate", "socket_log"), "file")
 OTHER_NUMBERS = {"kv_cache_share": 0.25, "max_n": 3, "max_logprobs": 4}
 
 

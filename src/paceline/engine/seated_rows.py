@@ -32,11 +32,8 @@ class SeatedRows:
         self._next: int | None = None
 
     def apply(self, step: Step) -> tuple[StepWork, list[SeatedRow]]:
-        """Advances every row; returns what the step has to do, and the rows that computed anything.
-
-        A row samples where ``computed == length - 1`` afterwards: its ``length`` counts the new token already.
-        Asserts that steps come in order and name what there is.
-        """
+        """Advances every row; returns what the step has to do, and the rows that sample, their ``length`` with the new
+        token. Asserts that steps come in order and name what there is."""
         assert self._next is None or step.id == self._next, "steps out of order"
         self._next = step.id + 1
         rows, size = self._rows, self._block_size
@@ -50,41 +47,32 @@ class SeatedRows:
         for row, tables in step.blocks.items():
             rows[row].room += len(tables[0]) * size
         work = StepWork()
-        if not step.advance:
-            return work, self._advance_by_one(list(rows.values()), work)
+        sampled: list[SeatedRow] = []
         advance = step.advance
-        active = self._advance_by_one([state for row, state in rows.items() if row not in advance], work)
-        for row, count in advance.items():
-            if count:
-                active.append(self._advance(rows[row], count, work))
-        return work, active
-
-    @staticmethod
-    def _advance_by_one(states: list[SeatedRow], work: StepWork) -> list[SeatedRow]:
-        read = sampled = 0
-        for state in states:
+        one = [state for row, state in rows.items() if row not in advance] if advance else rows.values()
+        for state in one:
             state.computed = computed = state.computed + 1
             assert computed <= state.room, "a token's keys have no block"
-            read += computed
+            work.kv_tokens += computed
             if computed == state.length:
                 state.length = computed + 1
-                sampled += 1
-            else:
-                assert computed < state.length, "a step computes tokens that are not known"
-        work.tokens += len(states)
-        work.rows += sampled
-        work.kv_tokens += read
-        return states
+                sampled.append(state)
+            assert computed < state.length, "a step computes tokens that are not known"
+        work.tokens = len(one)
+        for row, count in advance.items():
+            if count:
+                self._advance(rows[row], count, work, sampled)
+        work.rows = len(sampled)
+        return work, sampled
 
     @staticmethod
-    def _advance(state: SeatedRow, count: int, work: StepWork) -> SeatedRow:
+    def _advance(state: SeatedRow, count: int, work: StepWork, sampled: list[SeatedRow]) -> None:
         context = state.computed
         state.computed = computed = context + count
         assert computed <= state.room, "a token's keys have no block"
         assert computed <= state.length, "a step computes tokens that are not known"
         if computed == state.length:
             state.length += 1
-            work.rows += 1
+            sampled.append(state)
         work.tokens += count
         work.prompt_pairs += count * context + count * (count + 1) // 2
-        return state

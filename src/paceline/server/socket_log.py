@@ -2,8 +2,8 @@
 
 A server that looks at the clock in its own code does not see how long a request waited to be read, nor how long a write
 waited to be made. So the clock is read at the system calls: the kernel says when a request arrived
-(``SO_TIMESTAMPNS``), and a write is over when ``send`` has returned. That needs asyncio's own event loop, which sends at
-once and calls the socket's methods; uvloop does neither.
+(``SO_TIMESTAMPNS``), and a write is over when ``send`` has returned. That needs asyncio's own event loop, which calls
+the socket's methods, and sends at once; uvloop does neither.
 """
 
 import json

@@ -63,9 +63,9 @@ class ClockRunner:
             allowed = start.params.allowed_token_ids or self.vocabulary
             if start.params.allowed_token_ids or not self._ids.isdisjoint(start.stop_ids):
                 self._own[start.row] = [token for token in allowed if token not in start.stop_ids] or allowed
-        work, active = self._rows.apply(step)
+        work, sampled = self._rows.apply(step)
         self._free_at = max(self.clock.now(), self._free_at) + self.step_time.seconds(work)
-        return TimedStep(self.clock, self._free_at, self._sample(active))
+        return TimedStep(self.clock, self._free_at, self._sample(sampled))
 
     def idle(self) -> bool:
         return False
@@ -73,21 +73,21 @@ class ClockRunner:
     def close(self) -> None:
         pass
 
-    def _sample(self, active: list[SeatedRow]) -> StepResult:
+    def _sample(self, sampled: list[SeatedRow]) -> StepResult:
         result = StepResult()
         rows, ids = result.rows, result.ids
         everything, own = self.vocabulary, self._own
         size = len(everything)
-        for state in active:
+        for state in sampled:
             start = state.start
+            place = start.seed + start.candidate + state.computed
             if start.params.logprobs is not None or start.params.prompt_logprobs is not None:
                 result.errors[start.row] = NO_LOGPROBS
-            elif state.computed == state.length - 1:
-                place = start.seed + start.candidate + state.computed
-                rows.append(start.row)
-                if own and start.row in own:
-                    ids.append(own[start.row][place % len(own[start.row])])
-                else:
-                    ids.append(everything[place % size])
+                continue
+            rows.append(start.row)
+            if own and start.row in own:
+                ids.append(own[start.row][place % len(own[start.row])])
+            else:
+                ids.append(everything[place % size])
         result.counts = [1] * len(rows)
         return result

@@ -56,6 +56,17 @@ class Outcome:
     def last(self) -> float | None:
         return self.tokens[-1][0] if self.tokens else None
 
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the send to the first token."""
+        return None if self.first is None or self.due is None else self.first - self.due
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds a token after the first; None for fewer than 2."""
+        count = len(self.tokens)
+        return None if count < 2 else (self.tokens[-1][0] - self.tokens[0][0]) / (count - 1)
+
 
 def simulate(
     requests: Sequence[SimulatedRequest],
@@ -170,17 +181,16 @@ class _Simulation:
     def _send(self, index: int, due: float) -> None:
         request, outcome = self._requests[index], self._outcomes[index]
         outcome.due = due
-        total = len(request.prompt) + request.output_tokens
-        if total <= self._most:
+        if len(request.prompt) + request.output_tokens <= self._most:
             heapq.heappush(self._arrivals, (due + self._way_s, index))
         else:
-            self._fail(index, f"{total} tokens exceed the context of {self._most}")
+            self._fail(index, f"prompt and output exceed the context of {self._most} tokens")
 
     def _fail(self, index: int, error: str) -> None:
         self._outcomes[index].error = error
         self._count()
         for follower in self._followers.get(index, ()):
-            self._fail(follower, f"request {index}, which it follows, failed")
+            self._fail(follower, "the request that it follows failed")
 
     def _count(self) -> None:
         self._ended += 1
@@ -222,3 +232,16 @@ class _Simulation:
 @lru_cache(maxsize=4096)
 def _params(output_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+
+
+def trace_prompt(index: int, tokens: int, blocks: Sequence[int] = (), block_tokens: int = 0) -> list[int]:
+    """Token ids that equal those of another prompt where the blocks do, and nowhere else.
+
+    Args:
+        index: of the request.
+        tokens: in the prompt, at least 1.
+        blocks: ids of its blocks, from 0 on; the last is cut to the prompt's length.
+        block_tokens: in a block.
+    """
+    prompt = [block for block in blocks for _ in range(block_tokens)][:tokens]
+    return prompt + [-1 - index] * (tokens - len(prompt))

@@ -15,7 +15,7 @@ from paceline.lab.search import SearchResult, judge
 from paceline.lab.statistics import Interval, difference_interval, welch
 
 Outcome = Literal["better", "worse", "indistinguishable", "unknown"]
-"""Of B against A. ``indistinguishable``: the interval holds 1 (of a difference 0). ``unknown``: there is no interval."""
+"""Of B against A. ``indistinguishable``: the interval holds 1 (of a difference 0). ``unknown``: there is none."""
 
 RATES = ("output_tokens_per_s", "requests_per_s", "goodput_rps")
 JUDGED = ("goodput_rps", "attainment")
@@ -151,7 +151,7 @@ def _mean(values: Sequence[float]) -> float | None:
     """Of the repeats: geometric, as ratios are compared; arithmetic where one is 0."""
     if not values:
         return None
-    if min(values) <= 0:
+    if len(values) == 1 or min(values) <= 0:
         return float(np.mean(values))
     return math.exp(float(np.mean(np.log(values))))
 

@@ -1,23 +1,26 @@
 """Looks for the highest load at which enough requests keep the constraints.
 
 From the lowest load upwards it doubles until a load does not pass, then halves the interval between (rates by their
-ratio), and at the end measures both sides of the edge again until their intervals tell them from the share asked for,
-or the repeats are used up. Nothing is kept between the steps but what was measured: a repeat that turns a verdict
-around moves the edge, and a load that passes above one that does not is never the answer.
+ratio). At the end it measures both sides of the edge again: at least twice, and on until their intervals tell them from
+the share asked for or the repeats are used up. Nothing is kept between the steps but what was measured, so a repeat
+that turns a load around moves the edge, and the search goes on from there. Attainment need not fall with the load: the
+answer lies below every load that does not pass.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 from paceline.lab.point import Point
-from paceline.lab.statistics import wilson
+from paceline.lab.statistics import Interval, wilson
 
 Verdict = Literal["kept", "broken", "indistinguishable", "invalid"]
 """Of a load. ``kept``: the confidence interval of its attainment lies at or above the share asked for. ``broken``: it
-lies below, or the load saturates the engine. ``indistinguishable``: it holds the share. ``invalid``: no valid point.
+lies below, or the load saturates the engine. ``indistinguishable``: it holds the share, or one run was kept and another
+broken. ``invalid``: no valid point.
 """
 
 
@@ -29,9 +32,10 @@ class Probe:
     """Requests a second, or batch size."""
     verdict: Verdict
     passes: bool
-    """Whether the attainment is at least the share asked for, and the load does not saturate the engine."""
+    """Whether the attainment of the median run is at least the share asked for, and most runs do not saturate the
+    engine."""
     attainment: float | None
-    """Of the valid points together; None where there is none."""
+    """Of the requests of all valid points; None where there is none."""
     interval: tuple[float, float] | None
     """95% confidence interval (Wilson) of the attainment."""
     points: list[str]
@@ -66,9 +70,9 @@ class SearchResult:
 
 def find_rate(
     measure_at: Callable[[float], Point],
-    *,
     low: float,
     high: float,
+    *,
     attainment: float = 0.99,
     tolerance: float = 0.05,
     repeats: int = 3,
@@ -93,9 +97,9 @@ def find_rate(
 
 def find_batch(
     measure_at: Callable[[int], Point],
-    *,
-    low: int = 1,
+    low: int,
     high: int,
+    *,
     attainment: float = 0.99,
     tolerance: float = 0.05,
     repeats: int = 3,
@@ -117,25 +121,33 @@ def judge(load: float, points: Sequence[Point], attainment: float) -> Probe:
     valid = [point for point in points if point.valid]
     if not valid:
         return Probe(load=load, verdict="invalid", passes=False, attainment=None, interval=None, points=names)
-    asked = kept = worth = 0.0
-    for point in valid:
-        if point.attainment is None or point.effective_requests is None:
-            raise ValueError(f"{point.name} was measured without constraints")
-        planned = point.requests.ok + point.requests.failed
-        asked += planned
-        kept += point.attainment * planned
-        worth += point.effective_requests
-    share = min(1.0, kept / asked)
-    interval = wilson(share, worth)
+    shares = [_share(point) for point in valid]
+    sizes = [point.requests.ok + point.requests.failed for point in valid]
+    worth = sum(point.effective_requests or 0.0 for point in valid)
+    pooled = sum(share * size for share, size in zip(shares, sizes, strict=True)) / sum(sizes)
+    interval = wilson(pooled, worth)
     saturated = 2 * sum(any(note.startswith("saturated") for note in point.notes) for point in valid) > len(valid)
-    verdict: Verdict = "indistinguishable"
-    if saturated or interval[1] < attainment:
-        verdict = "broken"
-    elif interval[0] >= attainment:
-        verdict = "kept"
-    # The share is a quotient of counts: 99 of 100 must pass at 0.99.
-    passes = not saturated and share >= attainment - 1e-9
-    return Probe(load=load, verdict=verdict, passes=passes, attainment=share, interval=interval, points=names)
+    runs = {
+        _verdict(wilson(share, p.effective_requests or 0.0), attainment) for share, p in zip(shares, valid, strict=True)
+    }
+    verdict = "broken" if saturated else _verdict(interval, attainment)
+    if not saturated and {"kept", "broken"} <= runs:
+        verdict = "indistinguishable"
+    # Shares are quotients of counts: 99 of 100 pass at 0.99.
+    passes = not saturated and median(shares) >= attainment - 1e-9
+    return Probe(load=load, verdict=verdict, passes=passes, attainment=pooled, interval=interval, points=names)
+
+
+def _share(point: Point) -> float:
+    if point.attainment is None:
+        raise ValueError(f"{point.name} was measured without constraints")
+    return point.attainment
+
+
+def _verdict(interval: Interval, attainment: float) -> Verdict:
+    if interval[1] < attainment:
+        return "broken"
+    return "kept" if interval[0] >= attainment else "indistinguishable"
 
 
 @dataclass
@@ -208,9 +220,9 @@ class _Search:
         return None if high - low <= 1 else float((low + high) // 2)
 
     def _again(self, probe: Probe) -> float | None:
-        """Its load, while another measurement could settle its verdict."""
-        open_ = probe.verdict in ("indistinguishable", "invalid")
-        return probe.load if open_ and len(probe.points) < self.repeats else None
+        """Its load, while another measurement could settle its verdict; a single one never does."""
+        settled = probe.verdict in ("kept", "broken") and len(probe.points) > 1
+        return None if settled or len(probe.points) >= self.repeats else probe.load
 
     def _result(
         self,
@@ -232,18 +244,13 @@ class _Search:
             broken=min((p.load for p in probes if p.verdict == "broken" and p.load >= floor), default=None),
             ended=ended,
             probes=probes,
-            notes=list(self._notes(probes, above)),
+            notes=list(self._notes(above)),
         )
 
     def _points(self) -> list[Point]:
         return [point for points in self.measured.values() for point in points]
 
-    def _notes(self, probes: Sequence[Probe], above: Probe | None) -> Iterable[str]:
-        if above is None:
-            return
-        better = [probe.load for probe in probes if probe.passes and probe.load > above.load]
-        if better:
-            yield f"not monotone: {above.load:g} does not pass, {', '.join(f'{load:g}' for load in better)} does"
-        if above.verdict == "invalid":
+    def _notes(self, above: Probe | None) -> Iterable[str]:
+        if above is not None and above.verdict == "invalid":
             reasons = dict.fromkeys(reason for point in self.measured[above.load] for reason in point.reasons)
             yield f"{above.load:g} could not be measured: {'; '.join(reasons)}"

@@ -64,7 +64,8 @@ def wilson(share: float, count: float) -> Interval:
 
 
 def effective_count(kept: npt.NDArray[np.bool_], blocks: Ints) -> float:
-    """Independent trials worth as much as these: their number by the design effect (Kish, 1965) of the blocks.
+    """Independent trials worth as much as these: their number by the design effect (Kish, 1965) of the blocks, less
+    what its estimate from few blocks leaves open (Korn and Graubard, 1998); never more than there are values.
 
     Misses behind one queue come in runs; taken as independent their interval would be too narrow. With fewer than four
     values a block there is nothing to estimate it from, and the values count as independent.
@@ -78,7 +79,8 @@ def effective_count(kept: npt.NDArray[np.bool_], blocks: Ints) -> float:
     if sizes.size < 2:
         return float(kept.size)
     between = float((sizes * (sums / sizes - share) ** 2).sum()) / (sizes.size - 1)
-    return kept.size / max(1.0, between / (share * (1 - share)))
+    effect = between / (share * (1 - share)) * (t_quantile(sizes.size - 1) / _Z) ** 2
+    return kept.size / max(1.0, effect)
 
 
 def mean_interval(sample: Sample) -> Interval | None:

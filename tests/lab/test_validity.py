@@ -1,0 +1,180 @@
+"""Every check finds its fault, and nothing in a stage without one."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from made_replies import log_of, open_loop, reply, steady
+
+from paceline.lab.client.log import StageLog
+from paceline.lab.measure import measure
+from paceline.lab.record import RequestRecord
+from paceline.lab.slo import parse_constraints
+from paceline.lab.stage import PlannedRequest
+
+
+def reasons(log: StageLog, slo: str = "") -> list[str]:
+    return [text.split(":")[0] for text in measure(log, parse_constraints(slo)).reasons]
+
+
+def notes(log: StageLog, slo: str = "") -> list[str]:
+    return [text.split(":")[0] for text in measure(log, parse_constraints(slo)).notes]
+
+
+def changed(log: StageLog, **fields: object) -> StageLog:
+    """The log with these fields in all records."""
+    return replace(log, records=[replace(record, **fields) for record in log.records])
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    log = open_loop(300, 50.0)
+    point = measure(log, parse_constraints("ttft_p99 < 1s, itl_p99 < 1s"))
+    assert (point.valid, point.reasons, point.notes) == (True, [], [])
+    assert point.achieved_rate == pytest.approx(50.0)
+
+
+def test_failures() -> None:
+    log = open_loop(200, 50.0)
+    for id in range(2):
+        log.records[id].error = "HTTP 503"
+    assert reasons(log) == []
+    assert notes(log) == ["failures"]
+    log.records[2].error = "HTTP 503"
+    assert reasons(log) == ["failures"]
+    assert "failures: 3 of 200 requests failed" in measure(log).reasons
+
+
+def test_interrupted_and_empty() -> None:
+    assert reasons(replace(open_loop(20, 50.0), interrupted=True)) == ["interrupted"]
+    assert reasons(log_of([])) == ["empty"]
+    assert "empty" in reasons(log_of([steady(0, 0.0, error="refused")]))
+
+
+def test_clock() -> None:
+    """failure 98"""
+    log = open_loop(20, 50.0)
+    log.records[3].sent = log.records[3].deltas[0][0] + 5.0
+    assert "clock" in reasons(replace(log, client={}))
+    log = open_loop(20, 50.0)
+    log.records[3].deltas.reverse()
+    assert reasons(log) == ["clock"]
+    assert log.records[3].tpot is None
+
+
+def test_rate_below_the_schedule() -> None:
+    """failure 91: sleeps that add up, 183.5 requests/s at a target of 200."""
+    log = open_loop(400, 200.0)
+    drifting = [replace(record, sent=record.due * 200 / 183.5) for record in log.records]
+    point = measure(replace(log, records=drifting))
+    assert point.achieved_rate == pytest.approx(183.5)
+    assert "rate: 183.5 requests/s were sent where the schedule has 200" in point.reasons
+    steadily_late = [replace(record, sent=record.due + 0.0005) for record in log.records]
+    assert reasons(replace(log, records=steadily_late)) == []
+
+
+def test_schedule_that_is_not_what_was_offered() -> None:
+    """A Poisson schedule may miss its rate by chance, a constant one may not."""
+    draw = random.Random(3)
+    due, records = 0.0, []
+    for id in range(200):
+        records.append(steady(id, due, ttft=0.01, tpot=0.001))
+        due += draw.expovariate(50.0)
+    span = records[-1].due
+    offered = 1.1 * 199 / span
+    for kind, found in (("poisson", []), ("constant", ["rate"]), ("trace", [])):
+        assert reasons(log_of(records, load={"kind": kind}, offered_rate=offered)) == found
+    assert reasons(log_of(records, load={"kind": "poisson"}, offered_rate=1.5 * 199 / span)) == ["rate"]
+    assert reasons(log_of(records, load={"kind": "gamma", "cv": 3.0}, offered_rate=1.5 * 199 / span)) == []
+
+
+def test_turns_are_not_of_the_schedule() -> None:
+    records = [steady(id, 0.02 * id) for id in range(100)] + [steady(100 + id, 30.0 + id) for id in range(10)]
+    planned = [PlannedRequest(r.id, r.due, [], 8, after=r.id - 100 if r.id >= 100 else None) for r in records]
+    log = log_of(records, load={"kind": "constant", "rate": 50.0}, offered_rate=50.0, requests=planned)
+    point = measure(log)
+    assert (point.achieved_rate, point.reasons) == (pytest.approx(50.0), [])
+
+
+def test_lateness() -> None:
+    log = open_loop(200, 50.0)  # TTFT 100 ms
+    late = replace(log, records=[replace(record, sent=record.due + 0.003) for record in log.records])
+    assert reasons(late) == ["lateness"]
+    assert "3 ms late on average, more than 2% of the TTFT (100 ms)" in measure(late).reasons[0]
+    assert reasons(replace(late, client={})) == []  # an engine in this process has no client
+    burst = [replace(record, sent=record.due + 0.02 * (record.id < 4)) for record in log.records]
+    assert [text for text in measure(replace(log, records=burst)).reasons if "p99" in text]
+
+
+def test_loop_delay() -> None:
+    log = open_loop(300, 50.0, tpot=0.02)
+    assert reasons(replace(log, client={"loop_delay_p99_s": 0.0049})) == []
+    assert reasons(replace(log, client={"loop_delay_p99_s": 0.0051})) == ["loop"]
+    assert reasons(replace(log, client={"loop_delay_p99_s": 0.0049}), "itl_p99 < 1s") == ["loop"]
+    assert reasons(replace(open_loop(300, 50.0, ttft=0.003), client={"loop_delay_p99_s": 0.0009})) == []
+
+
+def test_busy_client_is_noted() -> None:
+    log = replace(open_loop(200, 50.0), client={"cpu": 0.97})
+    assert (reasons(log), notes(log)) == ([], ["cpu"])
+
+
+def test_token_counts() -> None:
+    log = open_loop(200, 50.0)
+    assert reasons(changed(log, expected_tokens=9)) == ["length"]
+    assert reasons(changed(log, expected_tokens=None)) == []
+    assert reasons(changed(log, output_tokens=None)) == ["usage"]
+    assert reasons(changed(log, output_tokens=9, expected_tokens=9)) == ["tokens"]
+    few = replace(log, records=[replace(r, expected_tokens=9) if r.id < 2 else r for r in log.records])
+    assert (reasons(few), notes(few)) == ([], ["length"])
+    assert "(200 of 200 replies)" in measure(changed(log, expected_tokens=9)).reasons[0]
+
+
+def test_chunks_are_not_tokens() -> None:
+    records = [reply(id, 0.02 * id, [(0.02 * id + 0.1, 1), (0.02 * id + 0.2, 7)], counted=False) for id in range(300)]
+    log = log_of(records, load={"kind": "constant"}, offered_rate=50.0)
+    assert (reasons(log), notes(log)) == ([], ["itl"])
+    assert "itl" in reasons(log, "itl_p50 < 1s")
+
+
+def test_prompt_tokens_that_were_not_planned_are_noted() -> None:
+    log = changed(open_loop(20, 50.0), prompt_tokens=100)
+    planned = [replace(request, prompt_tokens=128) for request in log.stage.requests]
+    assert "prompt" in notes(replace(log, stage=replace(log.stage, requests=planned)))
+
+
+def test_too_few_for_the_percentile() -> None:
+    point = measure(open_loop(50, 50.0), parse_constraints("ttft_p99 < 1s"))
+    assert point.reasons == ["sample: ttft_p99 needs 299 values, there are 50"]
+    assert reasons(open_loop(50, 50.0), "ttft_p90 < 1s, ttft_mean < 1s") == []
+    assert reasons(open_loop(299, 50.0), "ttft_p99 < 1s") == []
+
+
+def queue(count: int, rate: float, service_s: float, seed: int) -> StageLog:
+    """Poisson arrivals at one server that serves one at a time."""
+    draw = random.Random(seed)
+    records: list[RequestRecord] = []
+    due = free = 0.0
+    for id in range(count):
+        due += draw.expovariate(rate)
+        free = max(free, due) + service_s
+        records.append(reply(id, due, [(free - service_s / 2, 1), (free, 1)]))
+    return log_of(records, load={"kind": "poisson", "rate": rate}, offered_rate=rate)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_saturated(seed: int) -> None:
+    assert "saturated" in notes(queue(512, 10.0, 0.15, seed))
+    assert "saturated" not in notes(queue(512, 10.0, 0.08, seed))
+
+
+def test_stage_too_short_for_a_steady_state() -> None:
+    assert notes(open_loop(50, 50.0, ttft=2.0)) == ["steady"]
+    records = [steady(id, 0.0) for id in range(20)]
+    assert notes(log_of(records, load={"kind": "concurrency"}, batch=8)) == ["steady"]
+    assert notes(log_of(records, load={"kind": "concurrency"}, batch=5)) == []
+
+
+def test_slow_start() -> None:
+    log = open_loop(100, 50.0)
+    slow = [steady(id, record.due, ttft=0.5) if id < 5 else record for id, record in enumerate(log.records)]
+    assert "warmup" in notes(replace(log, records=slow))

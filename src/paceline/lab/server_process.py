@@ -13,6 +13,10 @@ from pathlib import Path
 from paceline.lab.target import Target
 
 
+ANSWERS_S = 3.0
+"""Patience with a server that is said to run already."""
+
+
 class TargetFailed(RuntimeError):
     """An engine that did not start, or does not answer."""
 
@@ -50,7 +54,7 @@ def running(target: Target, values: Mapping[str, object], log: Path) -> Iterator
 
 def wait_until_ready(target: Target, process: "subprocess.Popen[bytes] | None", log: Path) -> None:
     """Until ``/v1/models`` answers."""
-    deadline = time.monotonic() + (target.ready_s if process else 10.0)
+    deadline = time.monotonic() + (target.ready_s if process else ANSWERS_S)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     request = urllib.request.Request(f"{target.url}/v1/models", headers=headers)
     while True:

@@ -1,0 +1,204 @@
+"""The verbs of `paceline bench`, against a real server whose engine is a clock."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.app import app
+from paceline.lab.experiment import InvalidExperiment, read_experiment, read_shapes
+
+MODEL = {
+    "schema_version": 1,
+    "name": "quick",
+    "step_time": {"fixed_s": 0.004, "weights_s": 0.0, "token_s": 0.0, "row_s": 0.0, "kv_token_s": 0.0, "pair_s": 0.0},
+    "engine": {"block_size": 16, "num_blocks": 4000, "max_num_batched_tokens": 8192, "max_num_seqs": 64,
+               "max_model_len": 2048, "depth": 1},
+}  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory) -> list[str]:
+    """Options of a server that the verb starts itself."""
+    model = tmp_path_factory.mktemp("model") / "quick.json"
+    model.write_text(json.dumps(MODEL))
+    port = free_port()
+    serve = f"{sys.executable} -m paceline serve --simulate {model} --port {port} --max-num-seqs {{batch}}"
+    return ["--url", f"clock=http://127.0.0.1:{port}", "--model", "smollm2", "--command", serve]
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+STATISTICS = {"mean", "p50", "p90", "p95", "p99", "max"}
+
+
+def check_point(point: dict) -> None:
+    """What the documented results promise of each point."""
+    assert {"offered_rate", "batch", "valid", "reasons", "output_tokens_per_s", "goodput_rps", "attainment"} <= set(
+        point
+    )
+    assert set(point["requests"]) == {"sent", "ok", "failed"}
+    for metric in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
+        assert set(point[metric]) == STATISTICS
+
+
+def test_rate_with_all_files(command, tmp_path):
+    server = [part.replace("--max-num-seqs {batch}", "") for part in command]
+    files = ["--json", tmp_path / "r.json", "--html", tmp_path / "r.html", "--csv", tmp_path / "r.csv"]
+    code, output = invoke("rate", *server, "--rates", "20,40", "--requests", 30, "--input", 8, "--output", 5,
+                          "--slo", "tpot_mean<20ms", "--warmup", 2, "--logs", tmp_path / "logs", *files)  # fmt: skip
+    assert code in (0, 1), output
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert [point["offered_rate"] for point in results["points"]] == [20.0, 40.0]
+    for point in results["points"]:
+        check_point(point)
+        assert point["requests"] == {"sent": 30, "ok": 30, "failed": 0}
+        assert point["output_tokens"] == 150
+        assert 0.003 < point["tpot_s"]["mean"] < 0.02
+    assert "rate=20" in (tmp_path / "r.html").read_text()
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 3
+    # From the logs alone the same points come out.
+    code, output = invoke("report", tmp_path / "logs", "--slo", "tpot_mean<20ms", "--json", tmp_path / "again.json")
+    assert code == 0, output
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert again["points"] == results["points"]
+    code, output = invoke("compare", tmp_path / "r.json", tmp_path / "again.json")
+    assert code == 0, output
+    assert "rate=20" in output
+
+
+def test_batch_restarts_the_engine_for_every_size(command, tmp_path):
+    code, output = invoke("batch", *command, "--batches", "1,2", "--requests", 6, "--input", 8, "--output", 4,
+                          "--warmup", 1, "--logs", tmp_path / "logs", "--json", tmp_path / "b.json")  # fmt: skip
+    assert code in (0, 1), output
+    points = json.loads((tmp_path / "b.json").read_text())["points"]
+    assert [(point["batch"], point["batch_kind"]) for point in points] == [(1, "engine"), (2, "engine")]
+    assert all(point["requests"]["ok"] == 6 for point in points)
+    assert "(engine)" in output
+
+
+def test_an_experiment_file_names_everything(command, tmp_path):
+    port = command[1].rsplit(":", 1)[1]
+    serve = [part for part in command[5].split() if part not in ("--max-num-seqs", "{batch}")]
+    file = tmp_path / "experiment.toml"
+    file.write_text(f"""
+name = "small"
+slo = "ttft_p50<1s"
+warmup = 0
+[[targets]]
+name = "clock"
+url = "http://127.0.0.1:{port}"
+model = "smollm2"
+command = {json.dumps(serve)}
+[throughput]
+shapes = [[8, 4]]
+requests = 5
+[[stages]]
+name = "ramp"
+workload = {{kind = "fixed", input = 4, output = 3, requests = 6}}
+load = {{kind = "ramp", start_rate = 10.0, end_rate = 40.0}}
+""")
+    code, output = invoke("run", file, "--json", tmp_path / "x.json", "--logs", tmp_path / "logs")
+    assert code in (0, 1), output
+    points = json.loads((tmp_path / "x.json").read_text())["points"]
+    assert [point["name"] for point in points] == ["ramp", "8x4"]
+    assert all(point["requests"]["failed"] == 0 for point in points)
+
+
+def test_an_interrupted_run_leaves_logs_and_a_partial_report(command, tmp_path):
+    server = [part.replace("--max-num-seqs {batch}", "") for part in command]
+    arguments = ["rate", *server, "--rates", "50,1", "--requests", "20", "--input", "8", "--output", "3",
+                 "--warmup", "0", "--logs", str(tmp_path / "logs"), "--json", str(tmp_path / "r.json")]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "paceline", "bench", *arguments], stderr=subprocess.DEVNULL)
+    second = tmp_path / "logs" / "clock.rate=1.log"
+    deadline = time.monotonic() + 60
+    while not (second.exists() and second.stat().st_size > 2000) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert results["interrupted"] is True
+    assert [point["name"] for point in results["points"]] == ["rate=50"]
+    code, output = invoke("report", tmp_path / "logs", "--json", tmp_path / "again.json")
+    assert code == 0, output
+    points = json.loads((tmp_path / "again.json").read_text())["points"]
+    assert [point["name"] for point in points] == ["rate=50", "rate=1"]
+    assert points[1]["valid"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rate"], "--url is missing"),
+        (["rate", "--url", "ftp://x"], "not like http://"),
+        (["rate", "--url", "http://a", "--rates", "1,x"], "--rates: 'x' is no number"),
+        (["rate", "--url", "http://a", "--rates", "0"], "not above 0"),
+        (["rate", "--url", "http://a", "--slo", "ttft<1s"], "ttft<1s"),
+        (["throughput", "--url", "http://a", "--shapes", "128"], "128x128"),
+        (["batch", "--url", "http://a", "--url", "http://b", "--command", "x"], "one server"),
+        (["batch", "--url", "http://a:1", "--url", "http://a:1"], "same name"),
+        (["rate", "--url", "http://a", "--token-ids", "9,1"], "--token-ids"),
+        (["run", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_line(arguments, message):
+    code, output = invoke(*arguments)
+    assert code == 2
+    assert message in output
+
+
+def test_a_server_that_is_not_there(tmp_path):
+    code, output = invoke("rate", "--url", f"http://127.0.0.1:{free_port()}", "--requests", 2, "--logs", tmp_path)
+    assert code == 1
+    assert "does not answer" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = 1 2", "experiment.toml"),
+        ("what = 1", "unknown key what"),
+        ("[[targets]]\nname='a'\nurl='u'\nmodel='m'", "names no"),
+        ("[rate]\nrates=[1]\ninput=1\noutput=1\nrequests=1", "names no"),
+        ("[[targets]]\nname='a'\nurl='u'\nmodel='m'\nport=1", "unknown key port"),
+        ("[rate]\nrate=[1]", "rate"),
+    ],
+)
+def test_a_wrong_experiment_names_the_key(tmp_path, text, message):
+    file = tmp_path / "experiment.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidExperiment, match=message):
+        read_experiment(file)
+
+
+def test_shapes():
+    assert read_shapes("128x128,2048x1") == [(128, 128), (2048, 1)]
+    for wrong in ("", "1", "0x1", "axb"):
+        with pytest.raises(InvalidExperiment):
+            read_shapes(wrong)
+
+
+def test_the_engine_in_process(tmp_path):
+    code, output = invoke("engine", "smollm2", "--shapes", "16x3", "--requests", 3, "--json", tmp_path / "e.json",
+                          "--device", "cpu")  # fmt: skip
+    assert code in (0, 1), output
+    (point,) = json.loads(Path(tmp_path / "e.json").read_text())["points"]
+    check_point(point)
+    assert point["output_tokens"] == 9

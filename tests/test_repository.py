@@ -172,7 +172,7 @@ def normal(requirement: str) -> str:
 
 
 def test_what_the_package_imports_is_what_it_requires() -> None:
-    distributions = {"zmq": "pyzmq", "starlette": "fastapi"}
+    distributions = {"zmq": "pyzmq", "starlette": "fastapi", "pynvml": "nvidia-ml-py"}
     indirect = {"httptools"}  # uvicorn finds it by name
     imported = set()
     for path in (ROOT / "src").rglob("*.py"):
@@ -182,7 +182,9 @@ def test_what_the_package_imports_is_what_it_requires() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.split(".")[0])
     third = {distributions.get(name, name.replace("_", "-")) for name in imported - sys.stdlib_module_names}
-    assert third - {"paceline", "triton"} | indirect == requirements()[""]
+    extras = {"triton": "gpu", "plotly": "bench", "nvidia-ml-py": "bench"}
+    assert third - {"paceline", *extras} | indirect == requirements()[""]
+    assert all(name in requirements()[group] for name, group in extras.items())
     assert requirements()["gpu"] == {"triton"}
 
 

@@ -1,0 +1,75 @@
+"""The highest load at which an engine keeps its constraints, from points that were measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.lab.point import Point
+from paceline.lab.slo import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Of one engine, under loads of one kind (request rates, or requests at once)."""
+
+    best: Point | None
+    """The highest load that keeps every constraint and lies below every load that breaks one; None: there is none."""
+    broken: Point | None
+    """The lowest load that breaks one; None: no valid point does."""
+    kept_above: Point | None
+    """A load above ``broken`` that keeps them all the same, which only noise explains."""
+    valid: int
+    invalid: int
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The limit lies between these two loads."""
+        low = 0.0 if self.best is None else load(self.best)
+        return low, float("inf") if self.broken is None else load(self.broken)
+
+
+def load(point: Point) -> float:
+    """Offered requests/s, or requests at once.
+
+    Raises:
+        ValueError: the point has neither: a burst, a trace.
+    """
+    if point.offered_rate is not None:
+        return point.offered_rate
+    if point.batch is None:
+        raise ValueError(f"{point.name} has no rate and no batch")
+    return float(point.batch)
+
+
+def value_of(point: Point, constraint: Constraint) -> float | None:
+    """What the constraint is about, in seconds."""
+    return constraint.value_of(getattr(point, f"{constraint.metric}_s"))
+
+
+def broken_by(point: Point, constraints: Sequence[Constraint]) -> list[Constraint]:
+    """Those that the point does not keep; what was not measured is not kept."""
+    return [constraint for constraint in constraints if constraint.keeps(value_of(point, constraint)) is not True]
+
+
+def saturated(point: Point) -> bool:
+    """Whether requests came faster than they were answered: its latencies would grow with the length of the run."""
+    return any(note.startswith("saturated") for note in point.notes)
+
+
+def keeps(point: Point, constraints: Sequence[Constraint]) -> bool:
+    return not saturated(point) and not broken_by(point, constraints)
+
+
+def capacity(points: Sequence[Point], constraints: Sequence[Constraint]) -> Capacity:
+    """Of points with loads of one kind. Points that are not valid decide nothing."""
+    valid = sorted((point for point in points if point.valid), key=load)
+    kept = [point for point in valid if keeps(point, constraints)]
+    broken = next((point for point in valid if not keeps(point, constraints)), None)
+    below = [point for point in kept if broken is None or load(point) < load(broken)]
+    above = [point for point in kept if broken is not None and load(point) > load(broken)]
+    return Capacity(
+        best=below[-1] if below else None,
+        broken=broken,
+        kept_above=above[0] if above else None,
+        valid=len(valid),
+        invalid=len(points) - len(valid),
+    )

@@ -1,0 +1,5 @@
+"""One offline HTML file of what was measured."""
+
+from paceline.lab.report.write import write_report
+
+__all__ = ["write_report"]

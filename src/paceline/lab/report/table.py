@@ -1,0 +1,145 @@
+"""The table of points."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.lab.point import Point
+from paceline.lab.report.curves import Look, Panel, load_of
+from paceline.lab.report.text import MISSING, milliseconds, number, percent
+from paceline.lab.slo import METRICS, STATISTICS, Constraint
+
+# Statistics shown of each metric, beside those that a constraint names.
+SHOWN = {"ttft": {"p50", "p99"}, "tpot": {"p50", "p99"}, "itl": {"p99"}, "e2e": {"p50"}}
+
+KEPT, BROKEN = "\N{CHECK MARK}", "\N{MULTIPLICATION X}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    value: str = ""
+    """What it is sorted by; empty: missing, which is last."""
+    kind: str = ""
+    colour: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    cell: Callable[[str, Point], Cell]
+    """Of an engine and a point of it."""
+    words: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    valid: bool
+    cells: list[Cell]
+
+
+def point_table(
+    panel: Panel, looks: dict[str, Look], constraints: Sequence[Constraint]
+) -> tuple[list[Column], list[Row]]:
+    """A row for each point, by load, engines beside each other. Columns without a single value are left out."""
+    points = _in_order(panel)
+    columns = [Column("Engine", lambda engine, _: Cell(engine, engine, "words", looks[engine].colour), words=True)]
+    columns += _load_columns()
+    columns += [
+        _latency(metric, statistic, constraints)
+        for metric in METRICS
+        for statistic in STATISTICS
+        if statistic in SHOWN[metric] or any((metric, statistic) == (c.metric, c.statistic) for c in constraints)
+    ]
+    columns += _rate_columns(points)
+    columns = [column for column in columns if any(column.cell(*pair).value for pair in points)]
+    return columns, [Row(point.valid, [column.cell(engine, point) for column in columns]) for engine, point in points]
+
+
+def remarks(panel: Panel) -> list[str]:
+    """Of each point that is not valid the reasons, and of valid ones what must be known."""
+    found = []
+    for engine, point in _in_order(panel):
+        if point.valid and not point.notes:
+            continue
+        head = f"{engine}, {point.name}" + ("" if point.valid else ", not valid")
+        found.append(f"{head}: {'; '.join([*point.reasons, *point.notes])}.")
+    return found
+
+
+def _in_order(panel: Panel) -> list[tuple[str, Point]]:
+    pairs = [(engine, point) for engine, points in panel.curves.items() for point in points]
+    order = list(dict.fromkeys(load_of(point) for _, point in pairs))
+    if panel.axis != "stage":
+        order.sort(key=float)
+    return sorted(pairs, key=lambda pair: order.index(load_of(pair[1])))
+
+
+def _load_columns() -> list[Column]:
+    def sent(_: str, point: Point) -> Cell:
+        return _number(None if point.offered_rate is None else point.achieved_rate)
+
+    def failed(_: str, point: Point) -> Cell:
+        count = point.requests.failed
+        return Cell(f"{count:,}", str(count), "no" if count else "")
+
+    return [
+        Column("Stage", lambda _, point: Cell(point.name, point.name, "words"), words=True),
+        Column("Valid", _validity, words=True),
+        Column("Offered/s", lambda _, point: _number(point.offered_rate)),
+        Column("Sent/s", sent),
+        Column("At once", lambda _, point: _number(point.batch)),
+        Column(
+            "Set by", lambda _, point: Cell(point.batch_kind or MISSING, point.batch_kind or "", "words"), words=True
+        ),
+        Column("Requests", lambda _, point: Cell(f"{point.requests.sent:,}", str(point.requests.sent))),
+        Column("Failed", failed),
+    ]
+
+
+def _rate_columns(points: Sequence[tuple[str, Point]]) -> list[Column]:
+    engines = list(dict.fromkeys(engine for engine, _ in points))
+    base = {
+        load_of(point): point.output_tokens_per_s for engine, point in points if engine == engines[0] and point.valid
+    }
+
+    def speed_up(_: str, point: Point) -> Cell:
+        own, other = point.output_tokens_per_s, base.get(load_of(point))
+        return _number(own / other if own and other and point.valid else None)
+
+    columns = [Column("Output tokens/s", lambda _, point: _number(point.output_tokens_per_s))]
+    if len(engines) > 1:
+        columns.append(Column(f"x {engines[0]}", speed_up))
+    return [
+        *columns,
+        Column("Goodput/s", lambda _, point: _number(point.goodput_rps)),
+        Column("Attainment", lambda _, point: Cell(percent(point.attainment), _key(point.attainment))),
+    ]
+
+
+def _latency(metric: str, statistic: str, constraints: Sequence[Constraint]) -> Column:
+    limit = next((item for item in constraints if (item.metric, item.statistic) == (metric, statistic)), None)
+
+    def cell(_: str, point: Point) -> Cell:
+        value: float | None = getattr(getattr(point, f"{metric}_s"), statistic)
+        if limit is None or value is None:
+            return Cell(milliseconds(value), _key(value))
+        kept = limit.keeps(value)
+        return Cell(f"{milliseconds(value)} {KEPT if kept else BROKEN}", _key(value), "yes" if kept else "no")
+
+    return Column(f"{metric.upper()} {statistic}", cell)
+
+
+def _validity(_: str, point: Point) -> Cell:
+    if point.valid:
+        return Cell("yes, see below" if point.notes else "yes", "1", "words")
+    return Cell(
+        "no: " + ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in point.reasons)), "0", "words no"
+    )
+
+
+def _number(value: float | None) -> Cell:
+    return Cell(number(value), _key(value))
+
+
+def _key(value: float | None) -> str:
+    return "" if value is None else repr(float(value))

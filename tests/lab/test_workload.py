@@ -1,5 +1,6 @@
 """Lengths, vocabularies and the workloads of random prompts."""
 
+import json
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,6 +147,14 @@ def test_words_are_one_token_each(backend: Any) -> None:
     assert isinstance(draft.prompt, str)
     first = len(tokenizer.encode(draft.prompt.split()[0], add_special_tokens=False))
     assert len(tokenizer.encode(draft.prompt, add_special_tokens=False)) == 29 + first
+
+
+def test_words_that_text_never_becomes_are_left_out() -> None:
+    content = json.loads(byte_level().to_str())
+    content["model"]["vocab"]["Ġzebra"] = 1000  # without merges that lead to it
+    words = single_token_words(Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content))))
+    assert "hello" in words
+    assert "zebra" not in words
 
 
 def test_common_words_are_words_of_a_real_tokenizer() -> None:

@@ -91,6 +91,13 @@ def test_sharegpt_list_with_recorded_lengths(tmp_path: Path) -> None:
     assert [draft.output_tokens for draft in drafts] == [len(reply) for reply in replies]
 
 
+def test_messages_in_a_row_are_one_turn(tmp_path: Path) -> None:
+    file = tmp_path / "chat"
+    said = [{"role": "user", "content": text} for text in ("a", "b")] + [{"role": "assistant", "content": "c"}]
+    file.write_text(json.dumps({"messages": said}))
+    assert [draft.prompt for draft in chat_file(file, output_tokens=4, turns="all")] == [said[:2]]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -81,6 +81,14 @@ def test_usage_that_rises_is_a_token_whose_text_is_held_back() -> None:
     assert record.deltas == [(2.0, 1), (4.0, 2)]
 
 
+def test_text_without_a_new_token_is_no_delta() -> None:
+    """Nor does a count that comes late make tokens out of nothing."""
+    parts = [token("a", usage=0), token("b", usage=2), token("c", usage=2), token("d"), token("e", usage=4)]
+    record = reply(*parts, usage_chunk(4))
+    assert record.counted
+    assert record.deltas == [(2.0, 1), (3.0, 1), (5.0, 1), (6.0, 1)]
+
+
 def test_token_ids_count_as_well() -> None:
     parts = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("", [1]), ("ab", [2, 3]), ("", []))]
     record = reply(*parts, usage_chunk(3))

@@ -15,23 +15,22 @@ RECEIVE_BYTES = 1 << 16
 class Connection:
     """Opens at once; `advance` until it is ready. A failure is an OSError."""
 
-    __slots__ = ("_out", "_secured", "_tls", "fd", "ready", "reply", "request", "reused", "sock", "wants")
+    __slots__ = ("_out", "_secured", "fd", "ready", "reply", "request", "reused", "sock", "wants")
 
-    def __init__(self, address: Address, tls: ssl.SSLContext | None, request: int) -> None:
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, request: int | None = None) -> None:
         sock = socket.socket(address.family, socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.fd = sock.fileno()
-        self.request: int | None = request
-        """Which it carries."""
+        self.request = request
+        """Which it carries, or will."""
         self.reply = HttpReply()
         self.reused = False
-        """Whether it has carried one before."""
+        """Whether it has carried a whole one before."""
         self.wants = EPOLLOUT
         """What to wait for."""
         self.ready = False
-        self._tls = tls
         self._secured = False
         self._out = memoryview(b"")
         code = sock.connect_ex(address.endpoint)
@@ -40,8 +39,6 @@ class Connection:
             raise OSError(code, os.strerror(code))
         if tls is not None:
             self.sock = tls.wrap_socket(sock, server_hostname=address.tls, do_handshake_on_connect=False)
-        elif code == 0:
-            self.ready = True
 
     def advance(self) -> None:
         """A socket that was not ready has become readable or writable."""

@@ -126,13 +126,18 @@ class ReplyParser:
                 # The usage at the end is no delta, unless it is the first to show any token.
                 if alone and record.deltas:
                     return
-        if not generated and not (rise is not None and rise > 0 and (record.counted or not record.deltas)):
-            return
         if not record.deltas:
+            if not generated and not (rise or 0) > 0:
+                return
             record.counted = rise is not None
-        tokens = max(1, rise) if rise is not None and record.counted else 1
-        self._tokens += tokens
-        record.deltas.append((time, tokens))
+            tokens = max(1, rise or 0)
+        elif record.counted and rise is not None:
+            tokens = rise  # Text without a new token is what was held back of earlier ones.
+        else:
+            tokens = int(generated)
+        if tokens > 0:
+            self._tokens += tokens
+            record.deltas.append((time, tokens))
 
     def _fail(self, error: str) -> None:
         if self.record.error is None:

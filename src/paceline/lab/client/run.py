@@ -3,7 +3,6 @@
 import contextlib
 import os
 import selectors
-import shlex
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from paceline.lab.client.machine import machine
 from paceline.lab.client.plan import LENGTH, START, Counters, Item, Plan, Turn
 from paceline.lab.client.probe import probe
 from paceline.lab.client.request_bytes import RequestMaker, is_chat
+from paceline.lab.command_line import command_line
 from paceline.lab.stage import PlannedRequest, Stage
 from paceline.lab.target import Target
 
@@ -88,7 +88,7 @@ def run_stage(
                 target,
                 options=options,
                 machine=machine(),
-                command=shlex.join(sys.argv),
+                command=command_line(),
                 started_at=datetime.now(UTC).isoformat(),
             ),
         )

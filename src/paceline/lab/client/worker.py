@@ -32,6 +32,8 @@ from paceline.lab.record import RequestRecord
 
 EVENTS = 64
 """Most sockets that are read, and requests that are sent, before the loop looks at the clock again."""
+CONNECT_S = 5.0
+"""Longest wait before the start for connections."""
 FLUSH_BYTES = 1 << 18
 FLUSH_S = 0.25
 """What a killed worker loses at most."""
@@ -75,6 +77,25 @@ class Worker:
         self._sent: set[int] = set()
         self._failed = 0
         self._start = 0.0
+
+    def connect(self) -> None:
+        """Opens connections for the requests that are due at the start, so that a burst is one of requests. What
+        cannot be opened now is tried again, and reported, when its request is sent."""
+        for _ in range(sum(due <= 0 for due, _ in self._ready)):
+            try:
+                connection = Connection(self._plan.address, self._tls)
+            except OSError:
+                break
+            self._connections[connection.fd] = connection
+            self._epoll.register(connection.fd, connection.wants)
+        limit = clock() + CONNECT_S
+        while len(self._idle) < len(self._connections) and clock() < limit:
+            for fd, mask in self._epoll.poll(0.1):
+                if fd in self._connections:
+                    self._handle(self._connections[fd], mask)
+        for connection in list(self._connections.values()):
+            if not connection.ready:
+                self._drop(connection)
 
     def run(self, start: float) -> None:
         """From ``start`` (by the monotonic clock) until all requests have ended, the deadline, or a stop."""
@@ -133,7 +154,6 @@ class Worker:
         self._payloads[id] = due, payload
         if self._idle:
             _, connection = self._idle.popitem()
-            connection.reused = True
             self._send(connection, id)
         else:
             self._connect(id)
@@ -153,8 +173,6 @@ class Worker:
             return
         self._connections[connection.fd] = connection
         self._epoll.register(connection.fd, connection.wants)
-        if connection.ready:
-            self._send(connection, id)
 
     def _send(self, connection: Connection, id: int) -> None:
         due, payload = self._payloads[id]
@@ -207,6 +225,7 @@ class Worker:
             self._failed += reply.status != 200
             if reply.reusable and connection.wants == select.EPOLLIN:
                 connection.request = None
+                connection.reused = True
                 self._idle[connection.fd] = connection
             else:
                 self._drop(connection)
@@ -215,10 +234,12 @@ class Worker:
     def _advance(self, connection: Connection) -> None:
         before = connection.wants
         connection.advance()
+        if connection.ready and connection.request is None:
+            connection.wants = select.EPOLLIN
+            self._idle[connection.fd] = connection
         if connection.wants != before:
             self._epoll.modify(connection.fd, connection.wants)
-        if connection.ready:
-            assert connection.request is not None
+        if connection.ready and connection.request is not None:
             self._send(connection, connection.request)
 
     def _lost(self, connection: Connection, now: float, error: OSError | None) -> None:
@@ -226,7 +247,7 @@ class Worker:
         self._drop(connection)
         id = connection.request
         if id is None:
-            del self._idle[connection.fd]
+            self._idle.pop(connection.fd, None)
         elif connection.reused and connection.reply.untouched:
             self._connect(id)  # It was closed for its idleness just when it was used again: HTTP allows to repeat.
         elif error is not None:
@@ -304,6 +325,7 @@ def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as control:
         plan = msgspec.msgpack.decode(_exactly(control, *LENGTH.unpack(_exactly(control, LENGTH.size))), type=Plan)
         worker = Worker(plan, control.fileno(), 1)
+        worker.connect()
         gc.collect()
         gc.freeze()
         gc.disable()

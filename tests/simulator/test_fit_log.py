@@ -40,16 +40,12 @@ def test_other_loads_are_predicted() -> None:
     progress: list[tuple[int, float]] = []
     fit = fit_log([stage(3, 1), stage(25, 2)], START, on_progress=lambda *news: progress.append(news))
     for error in [*fit.stages, *(stage_error(each, fit.model) for each in unseen)]:
-        assert error.ttft_mean < 0.05
-        assert error.tpot_mean < 0.05
+        assert error.ttft_mean < 0.03
+        assert error.tpot_mean < 0.02
     assert fit.model.engine == START.engine
     assert [tried for tried, _ in progress] == list(range(1, fit.simulations + 1))
     losses = [loss for _, loss in progress]
     assert losses == sorted(losses, reverse=True)
-
-
-def test_a_budget_is_kept() -> None:
-    assert fit_log([stage(3, 1, count=5)], START, most_simulations=10).simulations == 10
 
 
 def test_errors_by_hand() -> None:

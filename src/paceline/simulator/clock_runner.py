@@ -1,11 +1,11 @@
 """Carries out steps on a clock: each takes the time that a model of steps predicts, and nothing is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.engine.seated_rows import SeatedRow, SeatedRows
 from paceline.engine.step import KVGroup, Step, StepResult
-from paceline.engine.step_time import StepTime
+from paceline.engine.step_time import StepTime, StepWork
 from paceline.simulator.clock import Clock
 
 NO_LOGPROBS = "a simulated model has no log-probabilities"
@@ -38,6 +38,7 @@ class ClockRunner:
         kv_groups: with the blocks that the device has room for.
         block_size: tokens in a block.
         vocabulary: ids to sample from.
+        on_step: called with begin, end and work of every step, when it is submitted.
     """
 
     step_time: StepTime
@@ -45,6 +46,7 @@ class ClockRunner:
     kv_groups: Sequence[KVGroup]
     block_size: int
     vocabulary: Sequence[int]
+    on_step: Callable[[float, float, StepWork], None] | None = None
     _rows: SeatedRows = field(init=False)
     _own: dict[int, Sequence[int]] = field(init=False, default_factory=dict)
     """Vocabulary of each row that may not use all."""
@@ -64,7 +66,10 @@ class ClockRunner:
             if start.params.allowed_token_ids or not self._ids.isdisjoint(start.stop_ids):
                 self._own[start.row] = [token for token in allowed if token not in start.stop_ids] or allowed
         work, sampled = self._rows.apply(step)
-        self._free_at = max(self.clock.now(), self._free_at) + self.step_time.seconds(work)
+        begin = max(self.clock.now(), self._free_at)
+        self._free_at = begin + self.step_time.seconds(work)
+        if self.on_step is not None:
+            self.on_step(begin, self._free_at, work)
         return TimedStep(self.clock, self._free_at, self._sample(sampled))
 
     def idle(self) -> bool:

@@ -1,26 +1,36 @@
 """A step-time model from what a client saw: by simulating its requests and making the difference small."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.engine.step_time import StepTime
-from paceline.simulator.gpu_model import GpuModel
-from paceline.simulator.simulate import SimulatedRequest, simulate
+import numpy as np
+from numpy.typing import NDArray
 
-COEFFICIENTS = ("fixed_s", "weights_s", "token_s", "row_s", "kv_token_s", "pair_s")
-FLOORS = {
-    "fixed_s": 1e-4,
-    "weights_s": 1e-3,
-    "token_s": 1e-6,
-    "row_s": 1e-6,
-    "kv_token_s": 1e-9,
-    "pair_s": 1e-10,
-    "request_s": 1e-4,
-}
-"""Where the search starts for coefficients that are 0, since it multiplies."""
-FIRST_FACTOR = 2.0
-LAST_FACTOR = 1.01
+from paceline.engine.step_time import StepTime
+from paceline.simulator.breakdown import COEFFICIENTS, Breakdown, breakdown
+from paceline.simulator.fit_steps import nonnegative
+from paceline.simulator.gpu_model import GpuModel
+from paceline.simulator.simulate import SimulatedRequest
+
+Floats = NDArray[np.float64]
+
+KNEES = tuple(16 * 2**power for power in range(8))
+"""Tokens from which multiplications take longer than reading the weights, tried in turn."""
+DAMPING = 0.2
+"""First pull towards the coefficients of the round before, which also holds what the stages do not tell apart."""
+DAMPING_STEP = 3.0
+"""Less of it after each round that helped, more after one that did not."""
+SMALL = 0.03
+"""Relative errors below it weigh as their squares, those above as they are: a pause spoils few requests."""
+ROUNDS = 10
+"""At most, for each knee and number of stages."""
+ENOUGH = 0.002
+"""Relative gain of a round that is the last."""
+
+
+FREE = tuple(name for name in COEFFICIENTS if name != "token_s")
+TOKEN = COEFFICIENTS.index("token_s")
+FIRST_WEIGHTS_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +59,24 @@ class LogFit:
     model: GpuModel
     stages: list[StageError]
     simulations: int
-    """Tried sets of coefficients."""
+    """Sets of coefficients that were tried."""
 
 
 def fit_log(
     stages: Sequence[Sequence[Observed]],
     start: GpuModel,
     *,
-    most_simulations: int = 300,
     prefix_cache: bool = True,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> LogFit:
     """Fits the coefficients and ``request_s`` of a model to stages on one engine.
 
-    The loss is the mean over all stages of ``ttft_each`` and ``tpot_each``. The search is a pattern search (Hooke and
-    Jeeves, 1961) on the logarithms: each coefficient in turn, and all together, times a factor or divided by it; the
-    factor becomes its square root when nothing helps. It finds a near minimum, not always the least.
+    The loss is the mean over all stages of ``ttft_each`` and ``tpot_each``. Each round simulates the stages, takes the
+    latencies apart into how often each coefficient is in them (`breakdown`), and solves for the coefficients that bring
+    them to what was measured (least squares damped as by Levenberg, 1944, and reweighted as by Huber, 1964; none below
+    0). For a given knee that is exact as long as steps keep their work, so several knees are tried, then some between.
+    Work depends on speed, the more the higher the load; so the least loaded stage comes first, and the others join. The
+    result is near the least loss, not always at it.
 
     A client does not see steps: what its stages do not vary is not told apart. Loads from idle to nearly saturated, and
     prompts and outputs of several lengths, say most.
@@ -72,7 +84,6 @@ def fit_log(
     Args:
         stages: each from an idle start.
         start: where to search from; its engine's sizes are kept and must be those of the measured engine.
-        most_simulations: when to stop at the latest.
         on_progress: called with the simulations so far and the least loss.
 
     Raises:
@@ -81,21 +92,28 @@ def fit_log(
     if not any(seen.ttft_s is not None for stage in stages for seen in stage):
         raise ValueError("no stage has a request with a measured TTFT")
     search = _Search(stages, start, prefix_cache, on_progress)
-    factor = FIRST_FACTOR
-    while factor >= LAST_FACTOR and search.tried < most_simulations:
-        if not search.round(factor, most_simulations):
-            factor = math.sqrt(factor)
-    model = search.model(search.best)
-    return LogFit(model, [stage_error(stage, model, prefix_cache) for stage in stages], search.tried)
+    best = min((search.fit(float(knee)) for knee in KNEES), key=lambda trial: trial.loss)
+    for ratio in (2**0.5, 2**0.25):
+        around = [search.descend(search.at(best.values, best.knee * by), ROUNDS) for by in (ratio, 1 / ratio)]
+        best = min(best, *around, key=lambda trial: trial.loss)
+    errors = [stage_error(stage, best.model, prefix_cache) for stage in stages]
+    return LogFit(best.model, errors, search.tried)
 
 
 def stage_error(stage: Sequence[Observed], model: GpuModel, prefix_cache: bool = True) -> StageError:
     """How far the simulation of a stage is from what was seen."""
-    outcomes = simulate([seen.request for seen in stage], model, prefix_cache=prefix_cache)
-    ttft = [(outcome.ttft, seen.ttft_s) for outcome, seen in zip(outcomes, stage, strict=True)]
-    tpot = [(outcome.tpot, seen.tpot_s) for outcome, seen in zip(outcomes, stage, strict=True)]
-    (ttft_mean, ttft_each), (tpot_mean, tpot_each) = _mean_error(ttft), _mean_error(tpot)
-    return StageError(ttft_mean, tpot_mean, ttft_each, tpot_each)
+    return _error(stage, breakdown([seen.request for seen in stage], model, prefix_cache=prefix_cache))
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    knee: float
+    values: Floats
+    """Of `FREE`."""
+    model: GpuModel
+    stages: list[Breakdown]
+    """As many as were simulated, the least loaded first."""
+    loss: float
 
 
 class _Search:
@@ -106,43 +124,107 @@ class _Search:
         prefix_cache: bool,
         on_progress: Callable[[int, float], None] | None,
     ) -> None:
-        self._stages = stages
+        self._stages = sorted(stages, key=_load)
         self._start = start
         self._prefix_cache = prefix_cache
         self._on_progress = on_progress
-        given = {name: getattr(start.step_time, name) for name in COEFFICIENTS} | {"request_s": start.request_s}
+        self._least = float("inf")
         self.tried = 0
-        self.best = {name: value or FLOORS[name] for name, value in given.items()}
-        self._loss = self._loss_of(self.best)
 
-    def model(self, values: dict[str, float]) -> GpuModel:
-        step_time = StepTime(**{name: values[name] for name in COEFFICIENTS})
-        return replace(self._start, step_time=step_time, request_s=values["request_s"])
+    def fit(self, knee: float) -> _Trial:
+        values = np.array([getattr(self._start.step_time, name, self._start.request_s) for name in FREE])
+        values[FREE.index("weights_s")] = values[FREE.index("weights_s")] or FIRST_WEIGHTS_S
+        count = 1
+        while True:
+            trial = self.descend(self.at(values, knee, count), ROUNDS)
+            if count >= len(self._stages):
+                return trial
+            values, count = trial.values, 2 * count
 
-    def round(self, factor: float, most: int) -> bool:
-        """Tries every direction once; whether one helped."""
-        helped = False
-        for names in (FLOORS.keys(), *([name] for name in FLOORS)):
-            for by in (factor, 1 / factor):
-                if self.tried >= most:
-                    return helped
-                values = {name: value * by if name in names else value for name, value in self.best.items()}
-                loss = self._loss_of(values)
-                if loss < self._loss:
-                    self.best, self._loss, helped = values, loss, True
-                    break
-        return helped
-
-    def _loss_of(self, values: dict[str, float]) -> float:
+    def at(self, values: Floats, knee: float, count: int | None = None) -> _Trial:
+        """Simulates ``count`` stages, or all."""
         self.tried += 1
-        errors = []
-        for stage in self._stages:
-            error = stage_error(stage, self.model(values), self._prefix_cache)
-            errors += [part for part in (error.ttft_each, error.tpot_each) if part is not None]
-        loss = sum(errors) / len(errors)
+        times = dict(zip(FREE, values.tolist(), strict=True))
+        request_s = times.pop("request_s")
+        step_time = StepTime(**times, token_s=times["weights_s"] / knee)
+        model = replace(self._start, step_time=step_time, request_s=request_s)
+        stages = self._stages[:count]
+        found = [
+            breakdown([seen.request for seen in stage], model, prefix_cache=self._prefix_cache) for stage in stages
+        ]
+        errors = [_error(stage, each) for stage, each in zip(stages, found, strict=True)]
+        parts = [part for error in errors for part in (error.ttft_each, error.tpot_each) if part is not None]
+        loss = sum(parts) / len(parts)
+        if len(stages) == len(self._stages):
+            self._least = min(self._least, loss)
         if self._on_progress is not None:
-            self._on_progress(self.tried, loss if self.tried == 1 else min(loss, self._loss))
-        return loss
+            self._on_progress(self.tried, self._least)
+        return _Trial(knee, values, model, found, loss)
+
+    def descend(self, trial: _Trial, rounds: int) -> _Trial:
+        damping = DAMPING
+        for _ in range(rounds):
+            found = self.at(self._solve(trial, damping), trial.knee, len(trial.stages))
+            if found.loss < trial.loss:
+                enough = trial.loss - found.loss < ENOUGH * trial.loss
+                trial, damping = found, damping / DAMPING_STEP
+                if enough:
+                    return trial
+            else:
+                damping *= DAMPING_STEP
+        return trial
+
+    def _solve(self, trial: _Trial, damping: float) -> Floats:
+        """The values at which the latencies would be as measured if every step kept its work."""
+        rows, targets = [], []
+        for stage, found in zip(self._stages, trial.stages, strict=False):
+            for metric in ("ttft", "tpot"):
+                simulated = _floats([getattr(outcome, metric) for outcome in found.outcomes])
+                measured = _floats([getattr(seen, f"{metric}_s") for seen in stage])
+                known = np.isfinite(simulated) & np.isfinite(measured)
+                if not known.any():
+                    continue
+                gap = (measured[known] - simulated[known]) / measured[known].mean()
+                counts = _by_free(getattr(found, metric)[known], trial.knee) / measured[known].mean()
+                # Each stage and metric counts as much as the others, however many requests it has.
+                weight = 1 / np.sqrt(known.sum() * np.maximum(np.abs(gap), SMALL))
+                rows.append(counts * weight[:, None])
+                targets.append((gap + counts @ trial.values) * weight)
+        if not rows:
+            return trial.values
+        columns, target = np.concatenate(rows), np.concatenate(targets)
+        pull = damping * np.linalg.norm(columns, axis=0)
+        aim, _ = nonnegative(np.concatenate([columns, np.diag(pull)]), np.concatenate([target, pull * trial.values]))
+        # What no step depends on stays as it was.
+        return np.where(pull > 0, aim, trial.values)
+
+
+def _load(stage: Sequence[Observed]) -> float:
+    """Mean number of open requests, roughly."""
+    dues = [seen.request.due for seen in stage if seen.request.after is None]
+    waits = [
+        seen.ttft_s + (seen.tpot_s or 0.0) * seen.request.output_tokens for seen in stage if seen.ttft_s is not None
+    ]
+    span = max(dues) - min(dues)
+    return sum(waits) / (span or max(waits, default=1.0))
+
+
+def _by_free(counts: Floats, knee: float) -> Floats:
+    """Counts of `FREE` from those of `COEFFICIENTS`: ``token_s`` follows from ``weights_s``."""
+    columns = [counts[:, COEFFICIENTS.index(name)] for name in FREE]
+    columns[FREE.index("weights_s")] = columns[FREE.index("weights_s")] + counts[:, TOKEN] / knee
+    return np.column_stack(columns)
+
+
+def _floats(values: Sequence[float | None]) -> Floats:
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _error(stage: Sequence[Observed], found: Breakdown) -> StageError:
+    ttft = [(outcome.ttft, seen.ttft_s) for outcome, seen in zip(found.outcomes, stage, strict=True)]
+    tpot = [(outcome.tpot, seen.tpot_s) for outcome, seen in zip(found.outcomes, stage, strict=True)]
+    (ttft_mean, ttft_each), (tpot_mean, tpot_each) = _mean_error(ttft), _mean_error(tpot)
+    return StageError(ttft_mean, tpot_mean, ttft_each, tpot_each)
 
 
 def _mean_error(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:

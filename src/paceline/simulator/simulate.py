@@ -13,11 +13,14 @@ from paceline.engine.request import Request
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import KVGroup
+from paceline.engine.step_time import StepWork
 from paceline.simulator.clock import VirtualClock
 from paceline.simulator.clock_runner import ClockRunner
 from paceline.simulator.gpu_model import GpuModel
 
 Routing = Literal["round_robin", "least_loaded"]
+OnStep = Callable[[float, float, StepWork], None]
+"""Called with begin, end and work of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ def simulate(
     routing: Routing = "least_loaded",
     prefix_cache: bool = True,
     on_progress: Callable[[int], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> list[Outcome]:
     """Serves ``requests`` and returns what came of each, in their order.
 
@@ -87,6 +91,7 @@ def simulate(
         replicas: engines, at least 1.
         routing: which of them gets a request: each in turn, or the one with the fewest open requests.
         on_progress: called after each request with how many have ended.
+        on_step: called for every step of every replica.
 
     Raises:
         ValueError: no replicas, a request without tokens, or one that follows none of the others.
@@ -98,12 +103,12 @@ def simulate(
             raise ValueError(f"request {index}: prompt and output must have at least one token")
         if request.after is not None and not 0 <= request.after < len(requests):
             raise ValueError(f"request {index}: there is no request {request.after} that it could follow")
-    cores = [_Replica(number, model, prefix_cache) for number in range(replicas)]
+    cores = [_Replica(number, model, prefix_cache, on_step) for number in range(replicas)]
     return _Simulation(requests, model, cores, routing, on_progress).run()
 
 
 class _Replica:
-    def __init__(self, number: int, model: GpuModel, prefix_cache: bool) -> None:
+    def __init__(self, number: int, model: GpuModel, prefix_cache: bool, on_step: OnStep | None) -> None:
         sizes = model.engine
         groups = [KVGroup(None, sizes.num_blocks)]
         scheduler = Scheduler(
@@ -117,7 +122,7 @@ class _Replica:
             prefix_cache=prefix_cache,
             clock=(clock := VirtualClock()).now,
         )
-        runner = ClockRunner(model.step_time, clock, groups, sizes.block_size, range(1))
+        runner = ClockRunner(model.step_time, clock, groups, sizes.block_size, range(1), on_step)
         self.number = number
         self.clock = clock
         self.core = EngineCore(scheduler, runner, sizes.depth, Limits(1, sizes.max_model_len))

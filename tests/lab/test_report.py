@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from lab.measured import NONE, SLO, invalid, log, point, rate_sweep, results
+from lab.measured import NONE, SLO, invalid, log, point, rate_sweep, results, statistics
 from paceline.lab.record import RequestRecord
 from paceline.lab.report import write_report
 from paceline.lab.report.requests import SLOWEST, STEPS, open_requests, thinned
@@ -225,6 +225,18 @@ def test_the_file_is_alone_and_what_others_wrote_is_text(tmp_path: Path) -> None
     assert [link for link in links if not str(link).startswith(("#", "data:"))] == []
     assert parser.seen.count(("script", {})) == 2
     assert "default-src 'none'" in text
+
+
+def test_lateness_and_energy_have_columns_where_there_are_any(tmp_path: Path) -> None:
+    """failure 92"""
+    heads = r'<button type="button">(.*?)</button>'
+    late = point(rate=1.0, ttft=(0.1, 0.9), ttft_from_send_s=statistics(0.1, 0.2))
+    watched = point(rate=1.0, gpu={"power_w": 600.0, "energy_j": 512 * 128 * 2.5})
+    assert "from send p99" in re.findall(heads, written(tmp_path, [results([late])]))
+    text = written(tmp_path, [results([watched])])
+    found = dict(zip(re.findall(heads, text), rows_of(text)[0], strict=True))
+    assert "from send p99" not in found
+    assert (found["GPU power (W)"], found["GPU J/token"]) == ("600", "2.5")
 
 
 def test_every_chart_is_one_that_plotly_knows(tmp_path: Path) -> None:

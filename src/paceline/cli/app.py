@@ -7,6 +7,7 @@ import typer
 
 from paceline.cli.bench.app import bench
 from paceline.cli.chat import chat
+from paceline.cli.recommend import recommend
 from paceline.cli.serve import serve
 from paceline.cli.simulate import simulate
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(chat)
 app.command()(simulate)
+app.command()(recommend)
 app.add_typer(bench)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.lab.point import Point
+from paceline.lab.search import SearchResult
 from paceline.lab.slo import Constraint
 
 
@@ -73,3 +74,20 @@ def capacity(points: Sequence[Point], constraints: Sequence[Constraint]) -> Capa
         valid=len(valid),
         invalid=len(points) - len(valid),
     )
+
+
+def capacity_found(points: Sequence[Point], search: SearchResult) -> Capacity:
+    """What a search over these points found: it weighs points that were repeated near the edge."""
+    valid = [point for point in points if point.valid]
+    return Capacity(
+        best=_best_at(valid, search.load),
+        broken=_best_at(valid, search.broken),
+        kept_above=None,
+        valid=len(valid),
+        invalid=len(points) - len(valid),
+    )
+
+
+def _best_at(points: Sequence[Point], where: float | None) -> Point | None:
+    at = [point for point in points if load(point) == where]
+    return max(at, key=lambda point: point.goodput_rps or 0.0, default=None)

@@ -44,13 +44,14 @@ def point_table(
     points = _in_order(panel)
     columns = [Column("Engine", lambda engine, _: Cell(engine, engine, "words", looks[engine].colour), words=True)]
     columns += _load_columns()
-    columns += [
-        _latency(metric, statistic, constraints)
-        for metric in METRICS
-        for statistic in STATISTICS
-        if statistic in SHOWN[metric] or any((metric, statistic) == (c.metric, c.statistic) for c in constraints)
-    ]
+    for metric in METRICS:
+        named = {item.statistic for item in constraints if item.metric == metric}
+        shown = [statistic for statistic in STATISTICS if statistic in SHOWN[metric] | named]
+        columns += [_latency(metric, statistic, constraints) for statistic in shown]
+        if metric == "ttft" and any(_is_late(point) for _, point in points):
+            columns.append(Column("from send p99", lambda _, point: _seconds(point.ttft_from_send_s.p99)))
     columns += _rate_columns(points)
+    columns += _gpu_columns()
     columns = [column for column in columns if any(column.cell(*pair).value for pair in points)]
     return columns, [Row(point.valid, [column.cell(engine, point) for column in columns]) for engine, point in points]
 
@@ -116,17 +117,34 @@ def _rate_columns(points: Sequence[tuple[str, Point]]) -> list[Column]:
     ]
 
 
+def _gpu_columns() -> list[Column]:
+    def energy(_: str, point: Point) -> Cell:
+        joules = (point.gpu or {}).get("energy_j")
+        return _number(joules / point.output_tokens if joules is not None and point.output_tokens else None)
+
+    return [
+        Column("GPU power (W)", lambda _, point: _number((point.gpu or {}).get("power_w"))),
+        Column("GPU J/token", energy),
+    ]
+
+
 def _latency(metric: str, statistic: str, constraints: Sequence[Constraint]) -> Column:
     limit = next((item for item in constraints if (item.metric, item.statistic) == (metric, statistic)), None)
 
     def cell(_: str, point: Point) -> Cell:
         value: float | None = getattr(getattr(point, f"{metric}_s"), statistic)
         if limit is None or value is None:
-            return Cell(milliseconds(value), _key(value))
+            return _seconds(value)
         kept = limit.keeps(value)
         return Cell(f"{milliseconds(value)} {KEPT if kept else BROKEN}", _key(value), "yes" if kept else "no")
 
     return Column(f"{metric.upper()} {statistic}", cell)
+
+
+def _is_late(point: Point) -> bool:
+    """Whether the client sent so late that TTFT from the actual send is another figure."""
+    due, sent = point.ttft_s.p99, point.ttft_from_send_s.p99
+    return due is not None and sent is not None and due - sent > max(0.001, 0.01 * due)
 
 
 def _validity(_: str, point: Point) -> Cell:
@@ -135,6 +153,10 @@ def _validity(_: str, point: Point) -> Cell:
     return Cell(
         "no: " + ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in point.reasons)), "0", "words no"
     )
+
+
+def _seconds(value: float | None) -> Cell:
+    return Cell(milliseconds(value), _key(value))
 
 
 def _number(value: float | None) -> Cell:

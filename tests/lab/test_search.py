@@ -1,5 +1,6 @@
 """The search on engines whose edge is known, with noise, lies and holes."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from paceline.lab.search import SearchResult, find_batch, find_rate, judge
 from paceline.lab.slo import parse_constraints
 from paceline.lab.statistics import wilson
 
-from made_replies import log_of, steady  # isort: skip
+from made_replies import log_of, reply, steady  # isort: skip
 
 BLANK = measure(log_of([steady(0, 0.0)]), parse_constraints("ttft_p99 < 1s"))
 
@@ -101,6 +102,39 @@ def test_the_true_edge_lies_between_kept_and_broken(seed: int) -> None:
     assert (found.broken or 1000) >= 10 * 0.97
     assert found.load is not None
     assert found.load == pytest.approx(10, rel=0.15)
+
+
+def waits_less(t: float, rate: float, service_s: float) -> float:
+    """Share of the requests that wait less in a queue with Poisson arrivals and fixed service (Erlang, 1909)."""
+    terms = range(int(t / service_s + 1e-9) + 1)
+    lags = [rate * (t - k * service_s) for k in terms]
+    return (1 - rate * service_s) * sum(
+        (-lag) ** k / math.factorial(k) * math.exp(lag) for k, lag in zip(terms, lags, strict=True)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_queue_whose_edge_is_known(seed: int) -> None:
+    """From records to the answer: up to 7.6 requests/s 90% wait less than 0.4 s and are answered in half a second."""
+    assert waits_less(0.4, 7.565, 0.1) == pytest.approx(0.9, abs=0.002)
+    slo, runs = parse_constraints("ttft_p90 < 500ms"), 0
+
+    def at(rate: float) -> Point:
+        nonlocal runs
+        runs += 1
+        draw = random.Random(f"{seed} {runs}")
+        records, due, free = [], 0.0, 0.0
+        for id in range(512):
+            due += draw.expovariate(rate)
+            free = max(free, due) + 0.1
+            records.append(reply(id, due, [(free, 1)]))
+        return measure(log_of(records, load={"kind": "poisson", "rate": rate}, offered_rate=rate), slo)
+
+    found = find_rate(at, 1, 20, attainment=0.9)
+    assert found.load == pytest.approx(7.565, rel=0.15)
+    assert found.kept is not None
+    assert found.kept < 8.2
+    assert found.broken is None or found.broken > 7.2
 
 
 def scripted(answers: dict[float, list[Point]]) -> Callable[[float], Point]:

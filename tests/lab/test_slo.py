@@ -3,7 +3,7 @@
 import pytest
 from made_replies import reply
 
-from paceline.lab.slo import PRESETS, Constraint, InvalidConstraint, kept_by_all, parse_constraints
+from paceline.lab.slo import PRESETS, Constraint, InvalidConstraint, parse_constraints
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,14 @@ def test_at_the_limit() -> None:
     assert Constraint.parse("e2e_max < 1s").keeps(None) is None
 
 
-def test_a_request_keeps_all_or_none() -> None:
-    constraints = parse_constraints("ttft_p99 < 200ms, itl_mean < 200ms")
+def test_a_request_keeps_a_constraint_by_its_own_value() -> None:
+    ttft, gap = parse_constraints("ttft_p99 < 200ms, itl_mean < 200ms")
     fine = reply(0, 0.0, [(0.1, 1), (0.2, 1)])
-    assert kept_by_all(constraints, fine)
-    assert not kept_by_all(constraints, reply(0, 0.0, [(0.1, 1), (0.2, 1)], error="cut"))
-    assert not kept_by_all(constraints, reply(0, 0.0, [(0.1, 1)]))  # no gap was measured
-    assert not kept_by_all(constraints, reply(0, 0.0, [(0.3, 1), (0.4, 1)]))
+    assert ttft.kept_by(fine)
+    assert gap.kept_by(fine)
+    assert gap.of(fine) == pytest.approx(0.1)
+    failed = reply(0, 0.0, [(0.1, 1), (0.2, 1)], error="cut")
+    assert (ttft.of(failed), ttft.kept_by(failed), gap.kept_by(failed)) == (None, False, False)
+    single = reply(0, 0.0, [(0.1, 1)])
+    assert (ttft.kept_by(single), gap.kept_by(single)) == (True, False)  # no gap was measured
+    assert not ttft.kept_by(reply(0, 0.0, [(0.3, 1), (0.4, 1)]))

@@ -9,6 +9,7 @@ from paceline.lab.statistics import (
     blocks_of,
     difference_interval,
     effective_count,
+    effective_requests,
     intervals,
     mean_interval,
     percentile_interval,
@@ -86,6 +87,22 @@ def test_misses_in_a_run_are_worth_less_than_scattered_ones() -> None:
     assert effective_count(run, blocks) < 60
     assert effective_count(np.ones(512, bool), blocks) == 512
     assert effective_count(run[:30], blocks_of(30)) == 30
+
+
+def test_few_misses_are_judged_by_those_that_came_close() -> None:
+    """No miss at all says nothing of whether misses come in runs; waits near the limit do."""
+    kept, blocks = np.ones(512, bool), blocks_of(512)
+    severity = np.full(512, 0.3)
+    assert effective_requests(severity, kept, blocks) == 512
+    severity[100:150] = 0.9
+    assert effective_requests(severity, kept, blocks) < 100
+    severity[100:150] = 0.4  # nowhere near
+    assert effective_requests(severity, kept, blocks) == 512
+    severity[::11] = 0.9
+    assert effective_requests(severity, kept, blocks) == 512
+    kept[:5] = False
+    severity[:5] = np.inf
+    assert effective_requests(severity, kept, blocks) < 512
 
 
 def autocorrelated(count: int, share: float, draw: np.random.Generator) -> np.ndarray:

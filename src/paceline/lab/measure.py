@@ -4,14 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.lab import statistics, validity
 from paceline.lab.client.log import StageLog
 from paceline.lab.gaps import gaps
 from paceline.lab.point import Counts, Point
 from paceline.lab.record import RequestRecord
-from paceline.lab.slo import Constraint, kept_by_all
-from paceline.lab.statistics import Floats, Ints, Sample, blocks_of, effective_count, summarize, wilson
+from paceline.lab.slo import Constraint
+from paceline.lab.statistics import Floats, Ints, Sample, blocks_of, effective_requests, summarize, wilson
 
 
 def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
@@ -32,10 +33,10 @@ def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
     counts = Counts(sent=sent, ok=len(done), failed=planned - len(done))
     window = _window(asked, done)
     tokens = sum(record.output_tokens or 0 for record in done)
-    kept = np.array([kept_by_all(constraints, record) for record in asked], dtype=np.bool_)
+    kept, severity = _kept(asked, constraints)
     judged = bool(constraints) and bool(asked)
     share = float(kept.mean()) if judged else None
-    worth = effective_count(kept, blocks) if judged else None
+    worth = effective_requests(severity, kept, blocks) if judged else None
     found = validity.check(log, counts, samples, constraints)
     return Point(
         name=log.stage.name,
@@ -72,6 +73,17 @@ def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
         },
         client=dict(log.client),
     )
+
+
+def _kept(asked: Sequence[RequestRecord], constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """Of each request, whether it kept every constraint, and the most it took of a limit."""
+    kept, severity = np.ones(len(asked), dtype=np.bool_), np.zeros(len(asked))
+    for constraint in constraints:
+        values = [constraint.of(record) for record in asked]
+        kept &= np.array([constraint.keeps(value) is True for value in values], dtype=np.bool_)
+        taken = [np.inf if value is None else value / constraint.limit_s for value in values]
+        severity = np.maximum(severity, np.array(taken))
+    return kept, severity
 
 
 def _samples(asked: Sequence[RequestRecord], blocks: Ints) -> dict[str, Sample]:

@@ -131,10 +131,11 @@ def judge(load: float, points: Sequence[Point], attainment: float) -> Probe:
         _verdict(wilson(share, p.effective_requests or 0.0), attainment) for share, p in zip(shares, valid, strict=True)
     }
     verdict = "broken" if saturated else _verdict(interval, attainment)
-    if not saturated and {"kept", "broken"} <= runs:
-        verdict = "indistinguishable"
     # Shares are quotients of counts: 99 of 100 pass at 0.99.
     passes = not saturated and median(shares) >= attainment - 1e-9
+    disagree = {"kept", "broken"} <= runs or (verdict == "kept" and not passes) or (verdict == "broken" and passes)
+    if disagree and not saturated:
+        verdict = "indistinguishable"
     return Probe(load=load, verdict=verdict, passes=passes, attainment=pooled, interval=interval, points=names)
 
 

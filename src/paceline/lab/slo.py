@@ -2,7 +2,6 @@
 
 import operator
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.lab.gaps import gaps
@@ -73,17 +72,21 @@ class Constraint:
         """Whether a value in seconds is within the limit; None for one that was not measured."""
         return None if value is None else bool(_COMPARE[self.comparison](value, self.limit_s))
 
-    def kept_by(self, record: RequestRecord) -> bool:
-        """Whether a request keeps the constraint by its own value. A failure or a value not measured does not.
+    def of(self, record: RequestRecord) -> float | None:
+        """A request's own value in seconds; None for a failure and for a value that was not measured.
 
         TTFT, TPOT and E2E have one value a request. Of ITL a request has many, and the statistic is that of its own.
         """
         if not record.ok:
-            return False
+            return None
         if self.metric == "itl":
-            return self.keeps(self.value_of(summarize(gaps(record)))) is True
+            return self.value_of(summarize(gaps(record)))
         value: float | None = getattr(record, self.metric)
-        return self.keeps(value) is True
+        return value
+
+    def kept_by(self, record: RequestRecord) -> bool:
+        """Whether a request keeps the constraint by its own value. A failure or a value not measured does not."""
+        return self.keeps(self.of(record)) is True
 
     def value_of(self, statistics: Statistics) -> float | None:
         """The statistic that the constraint is about."""
@@ -110,8 +113,3 @@ def parse_constraints(text: str) -> list[Constraint]:
         if names.count(name) > 1:
             raise InvalidConstraint(f"{'_'.join(name)} is limited twice")
     return found
-
-
-def kept_by_all(constraints: Sequence[Constraint], record: RequestRecord) -> bool:
-    """Whether a request keeps every constraint (and did not fail)."""
-    return record.ok and all(constraint.kept_by(record) for constraint in constraints)

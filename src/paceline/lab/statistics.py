@@ -83,6 +83,22 @@ def effective_count(kept: npt.NDArray[np.bool_], blocks: Ints) -> float:
     return kept.size / max(1.0, effect)
 
 
+def effective_requests(severity: Floats, kept: npt.NDArray[np.bool_], blocks: Ints) -> float:
+    """As `effective_count`, of requests that kept their constraints or did not.
+
+    Few misses, or none, do not show whether they come in runs. Then those of the worst tenth of the requests that took
+    more than half of a limit stand in for them.
+
+    Args:
+        severity: Of each request, how much of its limit it took; infinite for failures.
+    """
+    found = effective_count(kept, blocks)
+    if kept.size and kept.mean() > 0.9:
+        tenth = float(np.quantile(severity, 0.9, method="lower"))
+        found = min(found, effective_count(severity <= max(tenth, 0.5), blocks))
+    return found
+
+
 def mean_interval(sample: Sample) -> Interval | None:
     """Of the mean, from the means of the blocks (batch means); None with fewer than two values in each of them."""
     values, count = sample.values, sample.values.size

@@ -153,7 +153,8 @@ class ExperimentRun:
             runs += 1
             found = (rate_stages([load], 1, 1, count) if by_rate else batch_stages([int(load)], 1, 1, count))[0]
             name = f"{found.name} #{runs - 1000}"
-            point = self._point(target, make_stage(replace(found, name=name, workload=workload), runs))
+            load_ = found.load | ({"seed": runs} if by_rate else {})  # a repeat draws new arrivals
+            point = self._point(target, make_stage(replace(found, name=name, workload=workload, load=load_), runs))
             self._take(target, point)
             return point
 

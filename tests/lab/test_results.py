@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from made_replies import log_of, open_loop, steady
 
+from paceline.lab.experiment import read_experiment
 from paceline.lab.measure import measure
 from paceline.lab.point import SCHEMA_VERSION, Counts, Point, Statistics
 from paceline.lab.results import (
@@ -21,6 +22,7 @@ from paceline.lab.results import (
     to_csv,
     to_json,
 )
+from paceline.lab.run import make_stage
 from paceline.lab.search import Probe, SearchResult, find_rate
 from paceline.lab.slo import PRESETS, parse_constraints
 from paceline.lab.target import Target
@@ -114,6 +116,15 @@ def test_csv_has_a_row_a_point() -> None:
 def test_every_field_is_described(kind: Any) -> None:
     text = DOCUMENT.read_text()
     assert [item.name for item in fields(kind) if f"`{item.name}`" not in text] == []
+
+
+def test_the_experiment_in_the_document_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "chat.toml"
+    file.write_text(DOCUMENT.read_text().split("```toml\n")[1].split("```")[0])
+    experiment = read_experiment(file)
+    assert parse_constraints(experiment.slo)
+    assert len(make_stage(experiment.stages[0], 0).requests) == 512
+    assert experiment.search is not None
 
 
 def test_every_preset_is_described() -> None:

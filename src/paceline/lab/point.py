@@ -65,7 +65,7 @@ class Point:
     goodput_rps: float | None
     """Requests that kept every constraint / window; None without constraints."""
     attainment: float | None
-    """Share of the requests sent that kept every constraint."""
+    """Share of the requests that kept every constraint, of those sent and those that could not be."""
     attainment_interval: tuple[float, float] | None = None
     """95% confidence interval (Wilson) of the attainment, of ``effective_requests``."""
     effective_requests: float | None = None

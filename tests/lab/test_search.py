@@ -161,6 +161,15 @@ def test_a_repeat_that_breaks_moves_the_edge_down() -> None:
     assert (found.load, found.broken, found.verdict) == (1, 2, "kept")
 
 
+def test_loads_below_an_unsure_answer_are_repeated_until_one_is_surely_kept() -> None:
+    few, broken = point(200, 200), point(0)
+    found = find_batch(
+        scripted({1: [few], 2: [few], 4: [point(198, 200)], 8: [broken], 6: [broken], 5: [broken]}), 1, 8
+    )
+    assert (found.load, found.verdict, found.kept, found.ended) == (4, "indistinguishable", 2, "edge")
+    assert [len(probe.points) for probe in found.probes] == [1, 2, 3, 2, 1, 1]
+
+
 def test_invalid_points_never_decide() -> None:
     def at(load: float) -> Point:
         if load > 6:

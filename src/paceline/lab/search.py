@@ -4,7 +4,8 @@ From the lowest load upwards it doubles until a load does not pass, then halves 
 ratio). At the end it measures both sides of the edge again: at least twice, and on until their intervals tell them from
 the share asked for or the repeats are used up. Nothing is kept between the steps but what was measured, so a repeat
 that turns a load around moves the edge, and the search goes on from there. Attainment need not fall with the load: the
-answer lies below every load that does not pass.
+answer lies below every load that does not pass. What stages are left repeat the loads below an answer that could not be
+told from the edge, from the highest on, until one is surely kept.
 """
 
 import math
@@ -176,7 +177,7 @@ class _Search:
     def run(self) -> SearchResult:
         ended: Literal["edge", "all kept", "none kept", "stages", "invalid"] = "stages"
         for _ in range(self.max_stages):
-            load = self._next()
+            load = self._next() or self._unproven()
             if load is None:
                 break
             self.measured[load].append(self.measure_at(load))
@@ -203,13 +204,24 @@ class _Search:
         return below, None
 
     def _next(self) -> float | None:
-        """The load to measure now; None at the end."""
+        """The load to measure now; None when the edge is known."""
         below, above = self._edge()
         if below is None:
             return self.low if above is None else self._again(above)
         if above is None:
             return self._again(below) if below.load >= self.high else min(2 * below.load, self.high)
         return self._between(below.load, above.load) or self._again(below) or self._again(above)
+
+    def _unproven(self) -> float | None:
+        """The highest load above the highest ``kept`` one that passes, while repeats could show that it is kept too."""
+        below, _ = self._edge()
+        for probe in reversed(self._probes()):
+            if below is not None and probe.load <= below.load:
+                if probe.verdict == "kept":
+                    return None
+                if (load := self._again(probe)) is not None:
+                    return load
+        return None
 
     def _between(self, low: float, high: float) -> float | None:
         if high <= low * (1 + self.tolerance):

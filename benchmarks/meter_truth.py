@@ -72,7 +72,7 @@ class Case:
 
 
 CASES = [
-    Case(32, 0.015, 200, rate=10.0),
+    Case(32, 0.015, 400, rate=10.0),
     Case(32, 0.015, 1500, rate=100.0),
     Case(64, 0.05, 2000, streams=500),
     Case(64, 0.1, 4000, streams=1000),

@@ -353,6 +353,12 @@ def test_several_workers_share_one_start(tmp_path: Path) -> None:
     assert [arrival.time - begin for arrival in arrivals] == pytest.approx([0.01 * i for i in range(60)], abs=0.05)
 
 
+def test_a_stage_without_requests(tmp_path: Path) -> None:
+    log, _ = measure(None, stage_of([]), tmp_path)
+    assert log.records == []
+    assert not log.interrupted
+
+
 def test_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     requests = prompts(*["x"] * 100, output=100)

@@ -67,9 +67,9 @@ class StageLog:
     """One a planned request, in their order."""
     client: dict[str, float]
     """Of the client itself: ``workers``; ``cpu`` (of the busiest worker in its busiest second, 1 = a core);
-    ``lateness_p50_s``, ``_p99_s``, ``_max_s`` (sent - due); ``loop_delay_p50_s``, ``_p99_s``, ``_max_s`` (how long a
+    ``lateness_p50_s``, ``_p99_s``, ``_p999_s``, ``_max_s`` (sent - due); ``loop_delay_p50_s`` and so on (how long a
     worker took to look at its sockets, sampled every few milliseconds, of the worst worker); ``bytes`` and ``chunks``
-    received, ``chunks_per_s``."""
+    (receives), ``chunks_per_s``. What a killed worker could not write is missing."""
     interrupted: bool
     machine: dict[str, Any]
     """Of the client."""

@@ -4,7 +4,7 @@ To a worker's standard input: the length of the plan, the plan, and when the wor
 """
 
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,10 +45,13 @@ class Plan(msgspec.Struct, frozen=True):
     items: list[Item]
 
 
-class Counters(msgspec.Struct, frozen=True):
-    """A worker's news, one line of JSON a message; the first says that it is ready."""
+class Counters(NamedTuple):
+    """A worker's news on its standard output, packed; the first says that it is ready."""
 
     sent: int = 0
     ended: int = 0
     failed: int = 0
     """Of those ended, as far as is known without reading a reply: no connection, or a status other than 200."""
+
+
+COUNTERS = Struct("<3Q")

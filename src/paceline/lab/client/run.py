@@ -19,7 +19,7 @@ import msgspec
 from paceline.lab.client.address import Address, resolve
 from paceline.lab.client.log import LogWriter, compress, header
 from paceline.lab.client.machine import machine
-from paceline.lab.client.plan import LENGTH, START, Counters, Item, Plan, Turn
+from paceline.lab.client.plan import COUNTERS, LENGTH, START, Counters, Item, Plan, Turn
 from paceline.lab.client.probe import probe
 from paceline.lab.client.request_bytes import RequestMaker, is_chat
 from paceline.lab.command_line import command_line
@@ -186,11 +186,11 @@ def _watch(
             selector.register(process.stdout, selectors.EVENT_READ, process)
         while selector.get_map():
             for key, _ in selector.select():
-                lines = _news(key.data)
-                if not lines:
+                news = _news(key.data)
+                if not news:
                     selector.unregister(key.fileobj)
                     continue
-                latest[key.data.pid] = msgspec.json.decode(lines.splitlines()[-1], type=Counters)
+                latest[key.data.pid] = Counters(*COUNTERS.unpack(news[-COUNTERS.size :]))
             if on_progress is not None:
                 parts = latest.values()
                 on_progress(
@@ -205,9 +205,9 @@ def _watch(
 
 
 def _news(process: "subprocess.Popen[bytes]") -> bytes:
-    """Whole lines: a worker writes each with one call. Empty when it has exited."""
+    """Whole messages: a worker writes each with one call. Empty when it has exited."""
     assert process.stdout is not None
-    return process.stdout.read(1 << 12) or b""
+    return process.stdout.read(COUNTERS.size * 100) or b""
 
 
 def _tell(process: "subprocess.Popen[bytes]", data: bytes) -> None:

@@ -40,9 +40,7 @@ class SelfKnowledge:
 
 
 def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
-    """``NAME_p50_s``, ``NAME_p99_s`` (nearest rank) and ``NAME_max_s`` of sorted values; nothing where there is
-    none."""
-    if not values:
-        return {}
-    ranks = {"p50": ceil(0.5 * len(values)) - 1, "p99": ceil(0.99 * len(values)) - 1, "max": len(values) - 1}
-    return {f"{name}_{key}_s": values[rank] for key, rank in ranks.items()}
+    """``NAME_p50_s``, ``_p99_s``, ``_p999_s`` (99.9%; nearest rank) and ``_max_s`` of sorted values; nothing
+    where there is none."""
+    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0} if values else {}
+    return {f"{name}_{key}_s": values[ceil(share * len(values)) - 1] for key, share in shares.items()}

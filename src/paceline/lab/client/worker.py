@@ -24,7 +24,7 @@ import msgspec
 from paceline.lab.client.connection import Connection
 from paceline.lab.client.http_reply import InvalidReply
 from paceline.lab.client.log import DUE, ENTRY, Entry, LogWriter
-from paceline.lab.client.plan import LENGTH, START, Counters, Item, Plan, Turn
+from paceline.lab.client.plan import COUNTERS, LENGTH, START, Counters, Item, Plan, Turn
 from paceline.lab.client.reply_parser import ReplyParser
 from paceline.lab.client.request_bytes import with_reply
 from paceline.lab.client.self_knowledge import SelfKnowledge
@@ -309,7 +309,7 @@ class Worker:
 
     def _tell(self) -> None:
         counters = Counters(len(self._sent), len(self._items) - len(self._open), self._failed)
-        os.write(self._news, msgspec.json.encode(counters) + b"\n")
+        os.write(self._news, COUNTERS.pack(*counters))
 
 
 def _words(error: OSError) -> str:
@@ -329,7 +329,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         gc.disable()
-        os.write(1, msgspec.json.encode(Counters()) + b"\n")
+        os.write(1, COUNTERS.pack(*Counters()))
         (start,) = START.unpack(_exactly(control, START.size))
         worker.run(start)
 

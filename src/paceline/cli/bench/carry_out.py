@@ -133,6 +133,8 @@ def print_results(results: "Results") -> None:
     if results.points:
         console.print(table)
     for point in results.points:
+        for note in point.notes:
+            console.print(f"{point.target} {point.name}: {note}", style="dim", markup=False)
         for reason in point.reasons:
             console.print(f"{point.target} {point.name} is not valid: {reason}", style="red", markup=False)
     for line in best_lines(results):
@@ -161,6 +163,8 @@ def best_lines(results: "Results") -> list[str]:
 def search_line(search: "SearchResult") -> str:
     unit = "requests/s" if search.over == "rate" else "at once"
     limits = ", ".join(search.constraints)
+    if search.ended == "invalid" and search.load is None:
+        return f"{search.target}: no load could be measured: {'; '.join(search.notes)}"
     if search.load is None:
         return f"{search.target}: not even the lowest load keeps {limits} for {search.attainment:.0%} of the requests"
     return (

@@ -85,7 +85,16 @@ def test_limits_that_touch_are_told_apart() -> None:
 
 def test_equal_limits_cost_the_same() -> None:
     runs = [results(sweep("vllm", [10], [11]) + sweep("paceline", [10], [11]))]
-    assert lost(recommend(runs, PRICES))["vllm"].startswith("Indistinguishable in cost from paceline")
+    sentence = "It costs as much as paceline, which has more room: 9 against 9 requests/s a replica."
+    assert lost(recommend(runs, PRICES))["vllm"] == sentence
+
+
+def test_a_load_that_takes_as_many_gpus_costs_the_same() -> None:
+    runs = [results(sweep("vllm", [10], [11]) + sweep("paceline", [12], [13]))]
+    found = recommend(runs, PRICES, target_load=5.0)
+    sentence = "It costs as much as paceline, which has more room: 10.8 against 9 requests/s a replica."
+    assert lost(found) == {"paceline": "", "vllm": sentence}
+    assert lost(recommend(runs, PRICES))["vllm"].startswith("It costs 1.20x what paceline costs: ")
 
 
 def test_a_limit_that_was_not_found_is_no_defeat() -> None:
@@ -132,7 +141,7 @@ def test_engines_that_cannot_be_chosen_come_last_with_the_reason() -> None:
         "bursty": "It was not measured under request rates, so there is no load that it can promise.",
         "unpriced": "There is no price for the GPU it ran on, B300.",
     }
-    assert "unmeasured: 2 of its points are not valid and were left out." in found.cautions
+    assert "unmeasured: points left out because they are not valid: 2." in found.cautions
 
 
 def test_no_engine_qualifies() -> None:

@@ -53,6 +53,12 @@ class Candidate:
     def qualified(self) -> bool:
         return self.cost_per_million_tokens is not None
 
+    @property
+    def ranked_cost(self) -> float | None:
+        """What engines are ranked by: an hour at the target load, which lengths of replies cannot blur; without a
+        load, a million tokens."""
+        return self.cost_per_million_tokens if self.cost_per_hour is None else self.cost_per_hour
+
 
 def candidate(
     engine: str,

@@ -11,6 +11,9 @@ from paceline.lab.report.text import listing, number
 from paceline.lab.report.verdicts import breach
 from paceline.lab.slo import Constraint
 
+SAME = 0.005
+"""Costs that differ by less than this share are told as the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -44,23 +47,23 @@ def shortfall(case: Case, constraints: Sequence[Constraint], unit: str, axis: st
 def why_lost(case: Case, winner: Case, constraints: Sequence[Constraint], plan: Plan, unit: str, currency: str) -> str:
     """Why another that can be chosen is better."""
     own, best = case.candidate, winner.candidate
-    cost, least = own.cost_per_million_tokens, best.cost_per_million_tokens
+    cost, least = own.ranked_cost, best.ranked_cost
     assert cost is not None
     assert least is not None
-    if own.broken_load is None and cost > least:
+    if cost <= least * (1 + SAME):
+        return (
+            f"It costs as much as {best.engine}, which has more room: {number(best.goodput_rps)} against "
+            f"{number(own.goodput_rps)} requests/s a replica."
+        )
+    if own.broken_load is None:
         return (
             f"Its limit is not known: it kept every valid load, up to {number(own.highest_load)} {unit}. By that it "
             f"costs {_ratio(cost / least)} what {best.engine} costs; measure higher loads."
         )
-    if cost == least and own.replicas == best.replicas:
-        return (
-            f"Indistinguishable in cost from {best.engine}, which has more room: {number(best.goodput_rps)} against "
-            f"{number(own.goodput_rps)} requests/s a replica."
-        )
     if not _told_apart(case, winner):
         return (
-            f"Indistinguishable from {best.engine} by these loads: {number(own.cost_if_higher)} to {number(cost)} "
-            f"{currency} a million tokens against {_span(best)}."
+            f"Indistinguishable from {best.engine} by these loads: {_span(own)} {currency} a million tokens "
+            f"against {_span(best)}."
         )
     text = f"It costs {_ratio(cost / least)} what {best.engine} costs"
     if plan.target_load is not None and own.gpus != best.gpus:

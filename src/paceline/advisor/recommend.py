@@ -53,7 +53,7 @@ def recommend(
     hardware: Mapping[str, Hardware] | None = None,
     workload: str | None = None,
 ) -> Recommendation:
-    """Ranks engines by what a million output tokens cost while the constraints are kept.
+    """Ranks engines by what they cost while the constraints are kept.
 
     Args:
         results: Runs of one workload, engines alone or together.
@@ -151,7 +151,7 @@ def _rank(case: Case) -> tuple[bool, float, float, str]:
     item = case.candidate
     return (
         not item.qualified,
-        item.cost_per_million_tokens or 0.0,
+        item.ranked_cost or 0.0,
         -(item.goodput_rps or 0.0) / (item.hour_price or 1.0),  # of equal costs the one with more room
         item.engine,
     )
@@ -162,7 +162,7 @@ def _cautions(cases: Sequence[Case], constraints: Sequence[Constraint]) -> list[
     for case in cases:
         name, best = case.candidate.engine, case.reach.best
         if case.reach.invalid:
-            found.append(f"{name}: {case.reach.invalid} of its points are not valid and were left out.")
+            found.append(f"{name}: points left out because they are not valid: {case.reach.invalid}.")
         if case.reach.kept_above is not None:
             found.append(f"{name}: a load above one that breaks was kept. Repeat these points.")
         if best is not None and case.reach.broken is None:

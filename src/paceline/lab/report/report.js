@@ -29,10 +29,11 @@ if (choice) {
   show();
 }
 
-/* Charts take the width of the page they are printed on. */
-const resize = () => document.querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot));
-window.addEventListener("beforeprint", resize);
-window.addEventListener("afterprint", resize);
+/* On paper a chart that is too wide shrinks, which an SVG does only with a viewBox. */
+const drawings = () => document.querySelectorAll(".main-svg");
+window.addEventListener("beforeprint", () => drawings().forEach((svg) =>
+  svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`)));
+window.addEventListener("afterprint", () => drawings().forEach((svg) => svg.removeAttribute("viewBox")));
 
 /* A click on a column's head sorts by it, a second one the other way round; missing values stay last. */
 for (const button of document.querySelectorAll("th button")) {

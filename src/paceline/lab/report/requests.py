@@ -33,12 +33,15 @@ class StageView:
 
 
 def stage_views(logs: Sequence[tuple[str, "StageLog"]], looks: dict[str, Look]) -> list[StageView]:
-    """One for each stage, in the order of the logs; ``logs`` are (engine as the report names it, log)."""
+    """One for each stage, by load and else in the order of the logs; these are (engine as the report names it, log)."""
     stages: dict[str, list[tuple[str, StageLog]]] = {}
     for engine, log in logs:
         stages.setdefault(log.stage.name, []).append((engine, log))
     cap = min(MAX_DOTS_A_STAGE, max(MIN_DOTS, MAX_DOTS // max(len(logs), 1)))
-    return [_view(name, found, looks, cap) for name, found in stages.items()]
+    order = sorted(
+        stages.items(), key=lambda item: (item[1][0][1].stage.offered_rate or 0, item[1][0][1].stage.batch or 0)
+    )
+    return [_view(name, found, looks, cap) for name, found in order]
 
 
 def _view(name: str, logs: list[tuple[str, "StageLog"]], looks: dict[str, Look], cap: int) -> StageView:

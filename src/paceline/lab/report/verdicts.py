@@ -102,7 +102,7 @@ def _of_search(engine: str, search: SearchResult, constraints: Sequence[Constrai
         text += ". It is indistinguishable from a load that breaks" + (
             f"; surely kept is {number(search.kept)}" if search.kept is not None else ""
         )
-    return Verdict("kept", engine, text + ".")
+    return Verdict("kept", engine, ". ".join([text, *search.notes]) + ".")
 
 
 def _of_capacity(

@@ -99,6 +99,11 @@ def test_repeats_are_compared_by_welch() -> None:
     assert item.outcome == "indistinguishable"
 
 
+def test_a_repeat_of_zero_has_no_ratio() -> None:
+    item = row(compare(run(*repeats("a", [100, 0])), run(*repeats("a", [90, 110]))), "output_tokens_per_s")
+    assert (item.a, item.change, item.outcome, item.method) == (50, None, "unknown", "no ratio of 0")
+
+
 def test_invalid_points_are_shown_and_decide_nothing() -> None:
     bad = replace(engine("b", 1.2), valid=False, reasons=["lateness: ..."])
     found = compare(run(engine("a")), run(bad))

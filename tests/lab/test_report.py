@@ -2,6 +2,7 @@
 
 import html
 import json
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +13,7 @@ import plotly.graph_objects as go
 import pytest
 
 from lab.measured import NONE, SLO, invalid, log, point, rate_sweep, results, statistics
+from paceline.lab.point import Point, Statistics
 from paceline.lab.record import RequestRecord
 from paceline.lab.report import write_report
 from paceline.lab.report.requests import SLOWEST, STEPS, open_requests, thinned
@@ -297,3 +299,40 @@ def test_thinning_keeps_the_slowest() -> None:
     assert len(shown) <= 500 + SLOWEST
     assert {0, 997, 1994, 9970} <= {record.id for record in shown}
     assert [record.id for record in shown] == sorted(record.id for record in shown)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_values_may_be_missing_anywhere(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+
+    def maybe(value: Any) -> Any:
+        return None if draw.random() < 0.3 else value
+
+    def some() -> Statistics:
+        return Statistics(*(maybe(draw.expovariate(3) * draw.choice([0, 1, 1, 10])) for _ in range(6)))
+
+    def measured(target: str) -> Point:
+        ok = draw.choice([0, 1, 500])
+        loads = [{"rate": draw.choice([1.0, 2.0])}, {"batch": draw.choice([1, 64])}, {"name": draw.choice("ab")}]
+        return point(
+            target,
+            **draw.choice(loads),
+            valid=draw.random() < 0.7,
+            reasons=draw.choice([[], ["empty: nothing"]]),
+            notes=draw.choice([[], ["saturated: it grew"]]),
+            ttft_s=some(),
+            tpot_s=some(),
+            itl_s=some(),
+            e2e_s=some(),
+            output_tokens=ok * 100,
+            output_tokens_per_s=maybe(draw.choice([0.0, 50.0])),
+            goodput_rps=maybe(draw.choice([0.0, 1.2])),
+            attainment=maybe(0.9),
+            attainment_interval=maybe((0.8, 1.0)),
+            gpu=draw.choice([None, {"power_w": 1.0}, {"energy_j": 0.0}]),
+        )
+
+    runs = [results([measured(name) for name in "aabbcc"], slo=draw.choice(["", SLO])) for _ in range(2)]
+    text = written(tmp_path, runs, [log("a", count=draw.choice([0, 1, 30]), failed=1)])
+    assert len(rows_of(text)) == 12
+    assert verdicts_of(text)

@@ -113,7 +113,7 @@ def _compare_stage(
             of_a, of_b = _attainment(valid_a), _attainment(valid_b)
             one, other, change = of_a[0], of_b[0], of_b[0] - of_a[0]
             interval, method = difference_interval(*of_a, *of_b), "Newcombe"
-        elif one <= 0 or other <= 0:
+        elif min(*values_a, *values_b) <= 0:
             method = "no ratio of 0"
         else:
             change = other / one

@@ -1,7 +1,7 @@
 """What a report's reader wants to know first, in sentences."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -11,6 +11,7 @@ from paceline.lab.point import Point
 from paceline.lab.report.curves import Panel
 from paceline.lab.report.engines import Engine
 from paceline.lab.report.text import duration, listing, number
+from paceline.lab.results import Results
 from paceline.lab.search import SearchResult
 from paceline.lab.slo import Constraint
 
@@ -132,11 +133,12 @@ def _of_capacity(
 def _of_stages(panel: Panel, engines: Sequence[Engine], constraints: Sequence[Constraint]) -> list[Verdict]:
     """For each stage the throughput of each engine beside that of the first, and whether it keeps the constraints."""
     by_name = {engine.name: engine for engine in engines}
-    first, *others = [by_name[name] for name in panel.curves]
+    runs = {name: _throughputs(by_name[name], points) for name, points in panel.curves.items()}
+    (first, base), *others = runs.items()
     changes = {
-        (other.name, item.stage): item
-        for other in others
-        for item in compare_targets(first.results, first.target.name, other.results, other.target.name)
+        (other, item.stage): item
+        for other, run in others
+        for item in compare_targets(base, first, run, other)
         if item.metric == "output_tokens_per_s"
     }
     found = []
@@ -147,6 +149,12 @@ def _of_stages(panel: Panel, engines: Sequence[Engine], constraints: Sequence[Co
         good: Literal["kept", "neutral"] = "kept" if constraints else "neutral"
         found.append(Verdict(good if all(kept) else "broken", f"{stage}:", "; ".join(words) + "."))
     return found
+
+
+def _throughputs(engine: Engine, points: Sequence[Point]) -> Results:
+    """A run of these points, for a comparison that is of throughput alone."""
+    own = [replace(point, target=engine.name, attainment=None) for point in points]
+    return replace(engine.results, points=own, searches=[])
 
 
 def _of_stage(engine: str, point: Point, change: Difference | None, constraints: Sequence[Constraint]) -> str:

@@ -69,7 +69,8 @@ def test_two_engines_side_by_side(tmp_path: Path) -> None:
         "tokens/s); at 8 TTFT p99 is 6.21 s, over the limit of 1 s.",
         "vllm keeps ttft_p99 < 1s and tpot_p99 < 20ms up to 5 requests/s (goodput 4.83 requests/s, 621 output "
         "tokens/s); at 6 TTFT p99 is 6.9 s, over the limit of 1 s.",
-        "paceline and vllm differ: paceline takes 1.4x the load, 7 against 5 requests/s.",
+        "paceline and vllm differ: paceline takes 1.17x to 1.60x the load; the limit of paceline lies between 7 and 8 "
+        "requests/s, that of vllm between 5 and 6.",
     ]
     assert [row[:2] for row in rows_of(text)[:2]] == [["paceline", "rate=1"], ["vllm", "rate=1"]]
     assert len(rows_of(text)) == 12
@@ -81,8 +82,8 @@ def test_two_engines_side_by_side(tmp_path: Path) -> None:
 def test_limits_within_the_same_loads_are_indistinguishable(tmp_path: Path) -> None:
     text = written(tmp_path, [results(rate_sweep("paceline", RATES, 6.2) + rate_sweep("vllm", RATES, 6.5))])
     assert verdicts_of(text)[-1] == (
-        "paceline and vllm are indistinguishable: the limit of paceline lies between 6 and 7 requests/s, that of vllm "
-        "between 6 and 7."
+        "paceline and vllm are indistinguishable in load: the limit of paceline lies between 6 and 7 requests/s, that "
+        "of vllm between 6 and 7."
     )
 
 
@@ -90,7 +91,10 @@ def test_an_engine_that_no_load_broke(tmp_path: Path) -> None:
     text = written(tmp_path, [results(rate_sweep("paceline", [1, 2], 7) + rate_sweep("vllm", [1, 2, 3], 2))])
     found = verdicts_of(text)
     assert "the highest valid load measured; its limit is higher" in found[0]
-    assert "indistinguishable: the limit of paceline lies above 2 requests/s, that of vllm between 2 and 3" in found[2]
+    assert (
+        "indistinguishable in load: the limit of paceline lies above 2 requests/s, that of vllm between 2 and 3"
+        in found[2]
+    )
 
 
 def test_points_that_are_not_valid_are_shown_as_such_and_decide_nothing(tmp_path: Path) -> None:
@@ -146,6 +150,18 @@ def test_bursts_are_compared_stage_by_stage(tmp_path: Path) -> None:
     assert [verdict.partition(":")[0] for verdict in verdicts_of(text)] == ["128x128", "2048x128"]
     assert "vllm 10,240 output tokens/s (0.83x of paceline, of single runs)" in verdicts_of(text)[0]
     assert data_of(text)["charts"]["chart-0-throughput"]["data"][0]["type"] == "bar"
+
+
+def test_batches_of_the_same_limit_are_compared_by_throughput(tmp_path: Path) -> None:
+    points = [
+        point(engine, batch=batch, requests_per_s=batch * share, tpot=(0.01, 0.015 if batch < 32 else 0.03))
+        for engine, share in (("paceline", 1.0), ("vllm", 0.8))
+        for batch in (8, 16, 32)
+    ]
+    assert verdicts_of(written(tmp_path, [results(points)]))[2] == (
+        "paceline and vllm are indistinguishable in load: the limit of paceline lies between 16 and 32 requests at "
+        "once, that of vllm between 16 and 32. There paceline makes 2,048 output tokens/s and vllm 1,638 (1.25x)."
+    )
 
 
 def test_batches_and_rates_have_their_own_charts(tmp_path: Path) -> None:

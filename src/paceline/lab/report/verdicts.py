@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
-from paceline.lab.capacity import Capacity, broken_by, capacity, keeps, load, saturated, value_of
+from paceline.lab.capacity import Capacity, broken_by, capacity, capacity_found, keeps, load, saturated, value_of
 from paceline.lab.compare import Difference, compare_targets
 from paceline.lab.point import Point
 from paceline.lab.report.curves import Panel
@@ -33,6 +33,8 @@ class Span:
     engine: str
     low: float
     high: float
+    best: Point | None
+    """At the highest load kept."""
 
 
 def verdicts(panel: Panel, engines: Sequence[Engine], constraints: Sequence[Constraint]) -> list[Verdict]:
@@ -52,11 +54,12 @@ def verdicts(panel: Panel, engines: Sequence[Engine], constraints: Sequence[Cons
         if search is not None and search.load is not None:
             found.append(_of_search(engine, search, constraints, unit))
             low = search.load if search.kept is None else search.kept
-            spans.append(Span(engine, low, inf if search.broken is None else search.broken))
+            high = inf if search.broken is None else search.broken
+            spans.append(Span(engine, low, high, capacity_found(points, search).best))
         else:
             found.append(_of_capacity(engine, reach, points, constraints, unit))
             if reach.best is not None:
-                spans.append(Span(engine, *reach.span))
+                spans.append(Span(engine, *reach.span, reach.best))
     return found + comparisons(spans, unit)
 
 
@@ -75,18 +78,22 @@ def comparisons(spans: Sequence[Span], unit: str) -> list[Verdict]:
 
 
 def _comparison(more: Span, less: Span, unit: str) -> Verdict:
-    about = f"{more.engine} and {less.engine}"
+    limits = f"the limit of {more.engine} lies {_between(more)} {unit}, that of {less.engine} {_between(less)}"
     if less.high <= more.low:
-        ratio = ("at least " if more.high == inf else "") + number(more.low / less.low)
-        text = f"differ: {more.engine} takes {ratio}x the load, {number(more.low)} against {number(less.low)} {unit}."
+        least = f"{more.low / less.high:.2f}"
+        ratio = f"at least {least}x" if more.high == inf else f"{least}x to {more.high / less.low:.2f}x"
+        text = f"differ: {more.engine} takes {ratio} the load; {limits}."
     elif less.high == inf:
         text = f"are not told apart: no valid load was high enough to break {less.engine}."
     else:
-        text = (
-            f"are indistinguishable: the limit of {more.engine} lies {_between(more)} {unit}, that of {less.engine} "
-            f"{_between(less)}."
+        text = f"are indistinguishable in load: {limits}."
+    made = [span.best and span.best.output_tokens_per_s for span in (more, less)]
+    if unit == UNITS["batch"] and made[0] and made[1]:
+        text += (
+            f" There {more.engine} makes {number(made[0])} output tokens/s and {less.engine} {number(made[1])} "
+            f"({made[0] / made[1]:.2f}x)."
         )
-    return Verdict("neutral", about, text)
+    return Verdict("neutral", f"{more.engine} and {less.engine}", text)
 
 
 def _between(span: Span) -> str:

@@ -160,7 +160,8 @@ def test_batches_of_the_same_limit_are_compared_by_throughput(tmp_path: Path) ->
     ]
     assert verdicts_of(written(tmp_path, [results(points)]))[2] == (
         "paceline and vllm are indistinguishable in load: the limit of paceline lies between 16 and 32 requests at "
-        "once, that of vllm between 16 and 32. There paceline makes 2,048 output tokens/s and vllm 1,638 (1.25x)."
+        "once, that of vllm between 16 and 32. At the highest load that each keeps paceline makes 2,048 output "
+        "tokens/s and vllm 1,638 (1.25x)."
     )
 
 

@@ -90,7 +90,8 @@ def _comparison(more: Span, less: Span, unit: str) -> Verdict:
     made = [span.best and span.best.output_tokens_per_s for span in (more, less)]
     if unit == UNITS["batch"] and made[0] and made[1]:
         text += (
-            f" At the highest load that each keeps {more.engine} makes {number(made[0])} output tokens/s and {less.engine} {number(made[1])} "
+            f" At the highest load that each keeps {more.engine} makes {number(made[0])} output tokens/s and "
+            f"{less.engine} {number(made[1])} "
             f"({made[0] / made[1]:.2f}x)."
         )
     return Verdict("neutral", f"{more.engine} and {less.engine}", text)

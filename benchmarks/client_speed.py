@@ -93,7 +93,7 @@ def delays(log: StageLog, written: dict[int, list[float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", type=float, nargs="+", default=[5000, 10000, 20000, 30000, 40000, 60000])
+    parser.add_argument("--rates", type=float, nargs="+", default=[5000, 10000, 20000, 30000, 40000, 50000])
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--server-core", type=int, default=0)

@@ -111,6 +111,8 @@ def test_loop_delay() -> None:
     assert reasons(replace(log, client={"loop_delay_p99_s": 0.0051})) == ["loop"]
     assert reasons(replace(log, client={"loop_delay_p99_s": 0.0049}), "itl_p99 < 1s") == ["loop"]
     assert reasons(replace(open_loop(300, 50.0, ttft=0.003), client={"loop_delay_p99_s": 0.0009})) == []
+    assert reasons(replace(log, client={"loop_delay_p99_s": 0.001, "loop_delay_p999_s": 0.0049})) == []
+    assert reasons(replace(log, client={"loop_delay_p99_s": 0.001, "loop_delay_p999_s": 0.0051})) == ["loop"]
 
 
 def test_busy_client_is_noted() -> None:

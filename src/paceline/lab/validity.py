@@ -30,7 +30,8 @@ class Limits:
     """The same of the 99th percentiles, which vary more between runs anyway."""
     loop_delay: float = 0.05
     """99th percentile of the client's loop delay, as a share of the median TTFT (and of the median gap where a
-    constraint is about gaps): a token may have lain in the socket for as long before it was seen."""
+    constraint is about gaps): a token may have lain in the socket for as long before it was seen. And its 99.9th as a
+    share of the 99th percentile of TTFT, which a few stalls shift."""
     floor_s: float = 0.001
     """Lateness and loop delay below it are never held against a point: no user feels a millisecond."""
     failures: float = 0.01
@@ -173,6 +174,12 @@ def _check_loop(
                 f"loop: the client saw its sockets {_ms(delay)} late at p99, more than {limits.loop_delay:.0%} of the "
                 f"median {metric.upper()} ({_ms(middle)})"
             )
+    stall, ttft = client.get("loop_delay_p999_s", 0.0), samples["ttft"].values
+    if ttft.size and stall > max(limits.floor_s, limits.loop_delay * float(np.percentile(ttft, 99))):
+        found.reasons.append(
+            f"loop: the client saw its sockets {_ms(stall)} late at p99.9, more than {limits.loop_delay:.0%} of the "
+            f"TTFT at p99 ({_ms(np.percentile(ttft, 99))})"
+        )
     if client.get("cpu", 0.0) > 0.9:
         found.notes.append(f"cpu: the client's busiest worker used {client['cpu']:.0%} of a core; give it more workers")
 

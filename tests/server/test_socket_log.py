@@ -80,15 +80,16 @@ async def test_a_stream(tmp_path: Path) -> None:
         transport.write(HEAD)
         for number in range(3):
             await asyncio.sleep(0.05)
-            transport.write(chunk(b'{"number":%d}' % number))
+            transport.write(chunk(b'{"id":"cmpl-%d"}' % number))
         await asyncio.sleep(0.05)
         transport.write(chunk(b"{}", b'{"usage":{"completion_tokens":4}}', b"[DONE]") + END)
 
     async with logged(tmp_path / "log", answer) as client:
-        began = time.time()
+        began = time.monotonic()
         await exchange(client)
         [entry] = entries(tmp_path / "log")  # Written with the end of the reply, the connection being open.
     assert (entry["request"], entry["id"], entry["completion_tokens"]) == ("POST /v1/completions", "abc", 4)
+    assert entry["reply"] == "cmpl-0"
     assert [count for _, count in entry["events"]] == [1, 1, 1, 3]
     assert [seconds for seconds, _ in entry["events"]] == pytest.approx([0.05, 0.1, 0.15, 0.2], abs=0.03)
     assert entry["arrived"] == pytest.approx(began, abs=0.02)
@@ -103,10 +104,10 @@ async def test_the_time_in_the_accept_queue_counts(tmp_path: Path) -> None:
         transport.write(HEAD + chunk(b"{}") + END)
 
     async with logged(tmp_path / "log", answer) as client:
-        sent = time.time()
+        sent = time.monotonic()
         client.send(REQUEST)
         time.sleep(0.3)  # noqa: ASYNC251
-        read = time.time()
+        read = time.monotonic()
         await asyncio.sleep(0.1)
         [entry] = entries(tmp_path / "log")
     assert entry["arrived"] - sent < 0.05
@@ -126,7 +127,7 @@ async def test_a_write_is_over_when_the_socket_has_it(tmp_path: Path) -> None:
     async with logged(tmp_path / "log", answer) as client:
         client.send(REQUEST)
         await asyncio.sleep(0.4)
-        before = time.time()
+        before = time.monotonic()
         await exchange(client, request=b"")
         [entry] = entries(tmp_path / "log")
     assert entry["first"] < before < entry["last"]

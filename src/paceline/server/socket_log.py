@@ -19,17 +19,15 @@ SO_TIMESTAMPNS = 35
 """Linux; Python does not name it."""
 _TIMESPEC = struct.Struct("@qq")
 _TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+_REPLY = re.compile(rb'"id":"([\w-]+)"')
 _ID = re.compile(rb"(?i)\r\nx-request-id:\s*([!-~]+)")
 _END = b"0\r\n\r\n"
 """Of a reply in chunks."""
 
 
 class SocketLog:
-    """Writes a line of JSON for every request. Times are Unix seconds, events seconds after ``arrived``.
-
-    ``{"request": "POST /v1/completions", "id": X-Request-Id of the request or null, "arrived": first bytes,
-    "headers": first write, "first": first write that ended an event, "last": last such write, or in a reply without
-    events both the last write, "events": [[seconds, events that ended], ...], "completion_tokens": by usage or null}``
+    """Writes a line of JSON for every request; ``docs/simulator.md`` says what is in it. Times are seconds of the
+    monotonic clock, which all processes of a machine share; those of events count from ``arrived``.
 
     Raises:
         OSError: the file cannot be opened.
@@ -85,7 +83,7 @@ class LoggedSocket(socket.socket):
 
     def send(self, data: Any, flags: int = 0, /) -> int:
         sent = super().send(data, flags)
-        now = time.time()
+        now = time.monotonic()
         if self._entry is not None:
             self._wrote(self._entry, bytes(data[:sent]), now)
         return sent
@@ -93,7 +91,7 @@ class LoggedSocket(socket.socket):
     def sendmsg(self, buffers: Any, /, *others: Any) -> int:
         buffers = list(buffers)
         sent = super().sendmsg(buffers, *others)
-        now = time.time()
+        now = time.monotonic()
         if self._entry is not None:
             self._wrote(self._entry, b"".join(buffers)[:sent], now)
         return sent
@@ -115,6 +113,8 @@ class LoggedSocket(socket.socket):
             entry["last"] = now
             if not begun:
                 entry["first"] = now
+                if "reply" not in entry and (found := _REPLY.search(data)):
+                    entry["reply"] = found[1].decode()
         if count:
             entry["events"].append([round(now - entry["arrived"], 6), count])
         if self._tail.endswith(_END):
@@ -129,9 +129,10 @@ class LoggedSocket(socket.socket):
 
 
 def _arrival(ancillary: list[tuple[int, int, bytes]]) -> float:
-    """The kernel's time of what was just read; now, where it has none."""
+    """The kernel's time of what was just read, which is Unix time; now, where it has none."""
+    now = time.monotonic()
     for level, kind, value in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
             seconds, nanoseconds = _TIMESPEC.unpack(value)
-            return float(seconds + nanoseconds / 1e9)
-    return time.time()
+            return now - (time.time_ns() - seconds * 1_000_000_000 - nanoseconds) / 1e9
+    return now

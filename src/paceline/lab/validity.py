@@ -34,6 +34,8 @@ class Limits:
     share of the 99th percentile of TTFT, which a few stalls shift."""
     floor_s: float = 0.001
     """Lateness and loop delay below it are never held against a point: no user feels a millisecond."""
+    rare_floor_s: float = 0.005
+    """The same of the loop's delay at its 99.9th percentile, which moves a p99 by a part of itself only."""
     failures: float = 0.01
     """Share of the planned requests: with more of them a p99 that took failures as endless would have no value."""
     counts: float = 0.01
@@ -175,7 +177,7 @@ def _check_loop(
                 f"median {metric.upper()} ({_ms(middle)})"
             )
     stall, ttft = client.get("loop_delay_p999_s", 0.0), samples["ttft"].values
-    if ttft.size and stall > max(limits.floor_s, limits.loop_delay * float(np.percentile(ttft, 99))):
+    if ttft.size and stall > max(limits.rare_floor_s, limits.loop_delay * float(np.percentile(ttft, 99))):
         found.reasons.append(
             f"loop: the client saw its sockets {_ms(stall)} late at p99.9, more than {limits.loop_delay:.0%} of the "
             f"TTFT at p99 ({_ms(np.percentile(ttft, 99))})"

@@ -152,7 +152,7 @@ FAILURES: dict[str, tuple[Script, str]] = {
 
 
 def test_failures_are_failures(tmp_path: Path) -> None:
-    """public failures 94, 95 and 101, in one stage with replies that are good: each is counted right, the stage ends at
+    """public failure 94, public failure 101: in one stage with good replies each is counted right, the stage ends at
     its deadline, and what waits for one that never ends is reported."""
     names = ["good", *FAILURES, "short", "good"]
     scripts = {name: script for name, (script, _) in FAILURES.items()}

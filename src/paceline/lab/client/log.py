@@ -40,6 +40,7 @@ MAGIC = b"paceline log 1\n"
 FRAME = Struct("<cI")
 ENTRY = Struct("<dIBI")
 DUE = Struct("<d")
+FLUSH_BYTES = 1 << 18
 
 
 class Entry(IntEnum):
@@ -101,6 +102,28 @@ class LogWriter:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class EntryWriter(LogWriter):
+    """Gathers entries and appends them as one frame when they are many, or at a `flush`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._entries: list[bytes] = []
+        self._bytes = 0
+
+    def entry(self, time: float, request: int, kind: int, payload: bytes) -> None:
+        """``time``: seconds from the start."""
+        self._entries += (ENTRY.pack(time, request, kind, len(payload)), payload)
+        self._bytes += len(payload)
+        if self._bytes > FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._entries:
+            self.frame(b"A", *self._entries)
+            self._entries.clear()
+            self._bytes = 0
 
 
 def header(stage: Stage, target: Target, **more: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ and an entry in a buffer; JSON is read after the stage. Waiting is by `select` o
 timeout counts whole milliseconds.
 """
 
+import contextlib
 import gc
 import io
 import os
@@ -17,24 +18,20 @@ import time
 from collections import defaultdict
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from paceline.lab.client.connection import Connection
 from paceline.lab.client.http_reply import InvalidReply
-from paceline.lab.client.log import DUE, ENTRY, Entry, LogWriter
-from paceline.lab.client.plan import COUNTERS, LENGTH, START, Counters, Item, Plan, Turn
-from paceline.lab.client.reply_parser import ReplyParser
-from paceline.lab.client.request_bytes import with_reply
+from paceline.lab.client.log import DUE, Entry, EntryWriter
+from paceline.lab.client.plan import COUNTERS, LENGTH, START, Counters, Item, Plan
 from paceline.lab.client.self_knowledge import SelfKnowledge
-from paceline.lab.record import RequestRecord
+from paceline.lab.client.turns import Turns
 
 EVENTS = 64
 """Most sockets that are read, and requests that are sent, before the loop looks at the clock again."""
 CONNECT_S = 5.0
 """Longest wait before the start for connections."""
-FLUSH_BYTES = 1 << 18
 FLUSH_S = 0.25
 """What a killed worker loses at most."""
 
@@ -50,7 +47,7 @@ class Worker:
         self._items = {item.id: item for item in plan.items}
         self._control = control
         self._news = news
-        self._log = LogWriter(Path(plan.log))
+        self._log = EntryWriter(Path(plan.log))
         self._tls = ssl.create_default_context() if plan.address.tls is not None else None
         self._ready = [(item.due, item.id) for item in plan.items if item.after is None]
         """Requests that wait for their time only: a heap."""
@@ -63,17 +60,12 @@ class Worker:
         """Requests that have not ended."""
         self._payloads: dict[int, tuple[float, bytes]] = {}
         """(due, bytes) of those on their way to a socket."""
-        self._turns: dict[int, list[Any]] = {}
-        """Messages as sent, of requests whose reply is needed."""
-        self._parsers: dict[int, ReplyParser] = {}
-        """Of the same requests."""
+        self._turns = Turns(plan.items, plan.maker)
         self._connections: dict[int, Connection] = {}
         self._idle: dict[int, Connection] = {}
         """By file, the last used one at the end."""
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
-        self._entries: list[bytes] = []
-        self._entry_bytes = 0
         self._sent: set[int] = set()
         self._failed = 0
         self._start = 0.0
@@ -91,6 +83,8 @@ class Worker:
         limit = clock() + CONNECT_S
         while len(self._idle) < len(self._connections) and clock() < limit:
             for fd, mask in self._epoll.poll(0.1):
+                if fd == self._control:
+                    return  # The parent has gone.
                 if fd in self._connections:
                     self._handle(self._connections[fd], mask)
         for connection in list(self._connections.values()):
@@ -110,7 +104,7 @@ class Worker:
                 knowledge.tick(now)
                 if now >= flush_at:
                     flush_at = now + FLUSH_S
-                    self._flush()
+                    self._log.flush()
                     self._tell()
             if now >= deadline:
                 self._cancel(now)
@@ -134,36 +128,19 @@ class Worker:
             wait = wake - clock()
             if wait > 0:
                 select.select([epoll], [], [], wait)
-        self._flush()
+        self._log.flush()
         self._log.json(b"W", knowledge.summary(clock()))
         self._log.close()
         self._tell()
 
     def _begin(self, due: float, id: int) -> None:
         """A request's time has come."""
-        item = self._items[id]
-        payload = item.payload
-        if item.turn is not None:
-            messages: list[Any] = item.turn.messages
-            if not payload:
-                messages = self._next_turn(item, item.turn)
-                payload = self._plan.maker.make(messages, item.turn.output_tokens)
-            if any(not follower.payload for follower in self._followers[id]):
-                self._turns[id] = messages
-                self._parsers[id] = ReplyParser(RequestRecord(id, due), keep_text=True)
-        self._payloads[id] = due, payload
+        self._payloads[id] = due, self._turns.payload(self._items[id], due)
         if self._idle:
             _, connection = self._idle.popitem()
             self._send(connection, id)
         else:
             self._connect(id)
-
-    def _next_turn(self, item: Item, turn: Turn) -> list[Any]:
-        assert item.after is not None
-        before, reply = self._items[item.after].turn, self._parsers[item.after].record.text
-        assert before is not None
-        assert reply is not None
-        return with_reply(self._turns[item.after], len(before.messages), reply, turn.messages)
 
     def _connect(self, id: int) -> None:
         try:
@@ -212,8 +189,7 @@ class Worker:
         knowledge.chunks += 1
         knowledge.bytes += len(data)
         self._entry(now, id, DATA, data)
-        if id in self._parsers:
-            self._parsers[id].feed(now - self._start, data)
+        self._turns.feed(id, now - self._start, data)
         reply = connection.reply
         try:
             reply.feed(data)
@@ -256,8 +232,7 @@ class Worker:
             self._entry(now, id, Entry.CLOSED, b"")
             connection.reply.end()
             self._failed += not connection.reply.complete or connection.reply.status != 200
-            if id in self._parsers:
-                self._parsers[id].closed(now - self._start)
+            self._turns.closed(id, now - self._start)
             self._end(id, now)
 
     def _drop(self, connection: Connection) -> None:
@@ -268,16 +243,14 @@ class Worker:
     def _fail(self, id: int, now: float, error: str) -> None:
         self._entry(now, id, Entry.FAILED, error.encode())
         self._failed += 1
-        if id in self._parsers:
-            self._parsers[id].record.error = error
+        self._turns.failed(id, error)
         self._end(id, now)
 
     def _end(self, id: int, now: float) -> None:
         """Releases those that wait for it."""
         self._open.discard(id)
         self._payloads.pop(id, None)
-        parser = self._parsers.get(id)
-        answered = parser is not None and parser.finish().ok
+        answered = self._turns.answered(id)
         for follower in self._followers.pop(id, ()):
             if follower.payload or answered:
                 heappush(self._ready, (now - self._start + follower.due, follower.id))
@@ -296,20 +269,12 @@ class Worker:
             self._drop(connection)
 
     def _entry(self, now: float, id: int, kind: int, payload: bytes) -> None:
-        self._entries += (ENTRY.pack(now - self._start, id, kind, len(payload)), payload)
-        self._entry_bytes += len(payload)
-        if self._entry_bytes > FLUSH_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._entries:
-            self._log.frame(b"A", *self._entries)
-            self._entries.clear()
-            self._entry_bytes = 0
+        self._log.entry(now - self._start, id, kind, payload)
 
     def _tell(self) -> None:
         counters = Counters(len(self._sent), len(self._items) - len(self._open), self._failed)
-        os.write(self._news, COUNTERS.pack(*counters))
+        with contextlib.suppress(BrokenPipeError):  # The parent has gone, which ``control`` tells.
+            os.write(self._news, COUNTERS.pack(*counters))
 
 
 def _words(error: OSError) -> str:

@@ -1,7 +1,7 @@
 """A process that sends requests when they are due and logs what comes back. Started by `paceline.lab.client.run`.
 
-One loop over epoll and plain sockets. A byte costs a receive, a look at the chunk sizes (to know where the reply ends)
-and an entry in a buffer; JSON is read after the stage. Waiting is by `select` on the epoll itself, as epoll's own
+One loop over epoll and plain sockets. What arrives costs a receive, a look at the chunk sizes (to know where the reply
+ends) and an entry in a buffer; JSON is read after the stage. Waiting is by `select` on the epoll itself, as epoll's own
 timeout counts whole milliseconds.
 """
 

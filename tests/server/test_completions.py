@@ -90,6 +90,19 @@ async def test_deltas_join_to_the_whole_reply(server: Server, body: dict[str, An
     await server.idle()
 
 
+async def test_continuous_usage(server: Server) -> None:
+    """Every chunk tells the tokens so far, and the last one all."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await server.events(PATH, prompt="the", max_tokens=12, ignore_eos=True, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1
+    assert counts[-1] == counts[-2] == 12
+    for event in events:
+        usage = event["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
 async def test_candidates_and_prompts(server: Server) -> None:
     """failure 19: indices are prompt-major, each candidate appears once, and their texts differ."""
     prompts = ["the", "quick", "brown"]

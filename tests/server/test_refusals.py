@@ -250,7 +250,13 @@ async def test_fields_that_do_not_fit_together(server: Server) -> None:
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         await server.refused(CHAT, {**chat, name: 10**9}, param=name)
     await server.refused(CHAT, {**chat, "stream_options": {"include_usage": True}}, param="stream_options")
-    for options in ({"include_usage": 1}, {"x": 1}, {"include_obfuscation": True}):
+    for options in (
+        {"include_usage": 1},
+        {"x": 1},
+        {"include_obfuscation": True},
+        {"continuous_usage_stats": True},
+        {"continuous_usage_stats": 1},
+    ):
         param = f"stream_options.{next(iter(options))}"
         await server.refused(CHAT, {**chat, "stream": True, "stream_options": options}, param=param)
     await server.refused(CHAT, {**chat, "stream": True, "stream_options": 5}, param="stream_options")

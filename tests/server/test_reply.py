@@ -16,6 +16,7 @@ from paceline.server.reply import Reply, event
 
 TEXTS = ["one", "", ' "two"\n\\', "\u2028 中 \U0001f600", "text of", "\x00"]
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 def completion(**fields: object) -> Reply:
@@ -31,7 +32,7 @@ def chat(**fields: object) -> Reply:
 
 
 @pytest.mark.parametrize("make", [completion, chat])
-@pytest.mark.parametrize("fields", [{}, USAGE, {"return_token_ids": True}, {"logprobs": True}])
+@pytest.mark.parametrize("fields", [{}, USAGE, CONTINUOUS, {"return_token_ids": True}, {"logprobs": True}])
 def test_templates_change_nothing(make: type[Reply], fields: dict[str, object]) -> None:
     if make is completion and "logprobs" in fields:
         fields = {"logprobs": 1, "echo": False}
@@ -53,4 +54,4 @@ def test_templates_change_nothing(make: type[Reply], fields: dict[str, object]) 
                 )
                 assert fast.events(prompt, delta) == b"".join(map(event, slow.chunks(prompt, delta)))
     assert fast.last_chunks() == slow.last_chunks()
-    assert bool(fast._frames) == (fields in ({}, USAGE))
+    assert bool(fast._frames) == (fields in ({}, USAGE, CONTINUOUS))

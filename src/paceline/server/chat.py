@@ -20,7 +20,7 @@ class ChatReply(Reply):
     def __init__(
         self, fields: ChatFields, prompt: Prompt, params: SamplingParams, model: str, texts: TokenTexts
     ) -> None:
-        super().__init__([prompt], params, model, fields.include_usage)
+        super().__init__([prompt], params, model, fields.stream_usage)
         self._fields = fields
         self._texts = texts
         self.text_only = not fields.logprobs and not fields.return_token_ids

@@ -21,7 +21,7 @@ class CompletionReply(Reply):
     def __init__(
         self, fields: CompletionFields, prompts: list[Prompt], params: SamplingParams, model: str, texts: TokenTexts
     ) -> None:
-        super().__init__(prompts, params, model, fields.include_usage)
+        super().__init__(prompts, params, model, fields.stream_usage)
         self._fields = fields
         self._texts = texts
         self.text_only = fields.logprobs is None and not fields.return_token_ids

@@ -1,6 +1,6 @@
 """The fields of each request. Null means the default. What is not supported is refused by name, never ignored."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -73,6 +73,10 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 """Fields that other servers know, each with the values that ask for nothing beyond what happens anyway."""
 
 
+StreamUsage = Literal["never", "final", "continuous"]
+"""``final``: in a last chunk; ``continuous``: also in every chunk, what has been generated so far."""
+
+
 class Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -137,8 +141,8 @@ class SamplingFields(Fields):
     """A label of the caller's, for the caller's own logs. It changes nothing."""
 
     @property
-    def include_usage(self) -> bool:
-        """Whether the stream ends with a usage chunk. Raises a 400 for options that do not fit."""
+    def stream_usage(self) -> StreamUsage:
+        """When a stream tells its usage. Raises a 400 for options that do not fit."""
         options = {name: value for name, value in (self.stream_options or {}).items() if value is not None}
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "needs stream=true")
@@ -147,9 +151,14 @@ class SamplingFields(Fields):
             raise invalid("stream_options.include_usage", "must be true or false")
         if options.pop("include_obfuscation", False) is not False:
             raise invalid("stream_options.include_obfuscation", "is not supported by this server")
+        continuous = options.pop("continuous_usage_stats", False)
+        if not isinstance(continuous, bool):
+            raise invalid("stream_options.continuous_usage_stats", "must be true or false")
         if options:
             raise invalid(f"stream_options.{next(iter(options))}", "is not a stream option")
-        return include
+        if continuous and not include:
+            raise invalid("stream_options.continuous_usage_stats", "needs include_usage")
+        return "continuous" if continuous else "final" if include else "never"
 
 
 class CompletionFields(SamplingFields):

@@ -11,6 +11,7 @@ from paceline.engine.output import Delta, RequestOutput, Usage
 from paceline.engine.request import Finish
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import TokenLogprobs
+from paceline.server.fields import StreamUsage
 from paceline.server.prompts import Prompt
 
 _json = msgspec.json.Encoder()
@@ -29,7 +30,7 @@ class Reply(ABC):
         prompts: of the request.
         params: of every prompt.
         model: name to report.
-        include_usage: whether a stream ends with a usage chunk.
+        stream_usage: when a stream tells its usage.
     """
 
     prefix: str
@@ -39,15 +40,17 @@ class Reply(ABC):
     text_only: bool
     """Whether chunks that neither begin nor end a choice differ in nothing but their text."""
 
-    def __init__(self, prompts: list[Prompt], params: SamplingParams, model: str, include_usage: bool) -> None:
+    def __init__(self, prompts: list[Prompt], params: SamplingParams, model: str, stream_usage: StreamUsage) -> None:
         self.prompts = prompts
         self.params = params
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._include_usage = include_usage
+        self._stream_usage = stream_usage
+        self._prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self._completion_tokens = 0
         self._cached = [0] * len(prompts)
-        self._frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        """Of a sequence that has begun: the event of a chunk, up to its text and from there on."""
+        self._frames: dict[tuple[int, int], list[bytes]] = {}
+        """Of a sequence that has begun: the event of a chunk, cut where its text is, and where its usage counts the
+        tokens of the reply and of all, if it does."""
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The reply to a request that does not stream; ``outputs`` are complete, one a prompt."""
@@ -79,30 +82,43 @@ class Reply(ABC):
         key = prompt, delta.candidate
         if delta.finish is None and key in self._frames:
             self._completion_tokens += len(delta.ids)
-            before, after = self._frames[key]
-            return b"%b%b%b" % (before, _json.encode(delta.text), after)
+            frame, text = self._frames[key], _json.encode(delta.text)
+            if len(frame) == 2:
+                return b"%b%b%b" % (frame[0], text, frame[1])
+            done = self._completion_tokens
+            return b"%b%b%b%d%b%d%b" % (frame[0], text, frame[1], done, frame[2], self._prompt_tokens + done, frame[3])
         chunks = self.chunks(prompt, delta)
         if self.text_only and delta.finish is None:
-            mark = f"text of {self._head['id']}"
-            before, after = event(self._chunk(prompt, Delta(candidate=delta.candidate, text=mark))).split(
-                _json.encode(mark)
-            )
-            self._frames[key] = before, after
+            self._frames[key] = self._frame(prompt, delta.candidate)
         return b"".join(map(event, chunks))
+
+    def _frame(self, prompt: int, candidate: int) -> list[bytes]:
+        text, done = f"text of {self._head['id']}", self._completion_tokens
+        chunk = self._chunk(prompt, Delta(candidate=candidate, text=text))
+        before, after = event(chunk).split(_json.encode(text))
+        if self._stream_usage != "continuous":
+            return [before, after]
+        counts = b'"completion_tokens":%d,"total_tokens":%d' % (done, self._prompt_tokens + done)
+        head, tail = after.split(counts)
+        return [before, head + b'"completion_tokens":', b',"total_tokens":', tail]
 
     def chunks(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
         """What a stream says about a delta."""
         self._completion_tokens += len(delta.ids)
-        self._cached[prompt] = max(self._cached[prompt], delta.cached_tokens)
+        if delta.cached_tokens > self._cached[prompt]:
+            self._cached[prompt] = delta.cached_tokens
+            self._frames.clear()  # those that tell the usage have another number
         return [self._chunk(prompt, delta)]
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """What a stream says when every sequence has ended."""
-        if not self._include_usage:
+        if self._stream_usage == "never":
             return []
-        prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
-        usage = Usage(prompt_tokens, self._completion_tokens, sum(self._cached))
-        return [{**self._head, "object": self.chunk_object, "choices": [], "usage": usage_json(usage)}]
+        return [{**self._head, "object": self.chunk_object, "choices": [], "usage": self._usage()}]
+
+    def _usage(self) -> dict[str, Any]:
+        """So far."""
+        return usage_json(Usage(self._prompt_tokens, self._completion_tokens, sum(self._cached)))
 
     @abstractmethod
     def choice(
@@ -133,8 +149,8 @@ class Reply(ABC):
             whole=False,
         )
         chunk = {**self._head, "object": self.chunk_object, "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
+        if self._stream_usage != "never":
+            chunk["usage"] = self._usage() if self._stream_usage == "continuous" else None
         return chunk
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from paceline.lab.target import Target
 
-
 ANSWERS_S = 3.0
 """Patience with a server that is said to run already."""
 

@@ -44,6 +44,7 @@ async def logged(path: Path, answer: Callable[[asyncio.Transport], Any]) -> Asyn
     bound.bind(("127.0.0.1", 0))
     log = SocketLog(path)
     listener = LoggedListener(bound, log)
+    await asyncio.sleep(0.2)  # The kernel turns its time stamps on in the background.
     server = await asyncio.get_running_loop().create_server(lambda: Speaker(answer), sock=listener)
     client = socket.create_connection(listener.getsockname(), 5)
     try:

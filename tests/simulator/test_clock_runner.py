@@ -143,16 +143,21 @@ def test_steps_queue_on_the_device() -> None:
 
 
 def test_real_time() -> None:
-    """20 steps of 3 ms: none ends early, and lateness does not add up with two under way."""
-    core = core_of(clock_runner(RealClock(), fixed_s=0.003), depth=2)
-    core.add(request(1, 3, max_tokens=20))
-    began, ends = time.monotonic(), []
-    while core.has_work:
-        if core.step():
-            ends.append(time.monotonic() - began)
-    late = [end - 0.003 * count for count, end in enumerate(ends, 1)]
-    assert min(late) >= 0
-    assert sorted(late)[10] < 0.001
+    """20 steps of 3 ms: none ends early, and lateness does not add up with two under way. The best of some runs, since
+    other work on the machine makes everything late."""
+
+    def lateness() -> float:
+        core = core_of(clock_runner(RealClock(), fixed_s=0.003), depth=2)
+        core.add(request(1, 3, max_tokens=20))
+        began, ends = time.monotonic(), []
+        while core.has_work:
+            if core.step():
+                ends.append(time.monotonic() - began)
+        late = [end - 0.003 * count for count, end in enumerate(ends, 1)]
+        assert min(late) >= 0
+        return sorted(late)[10]
+
+    assert min(lateness() for _ in range(5)) < 0.0005
 
 
 def test_an_empty_vocabulary_is_refused() -> None:

@@ -123,7 +123,7 @@ class EngineClient(EngineLink):
         self._tell(Leave(number))
 
     def _die(self, reason: str) -> None:
-        if not self._dead.is_set():
+        if self._connected and not self._dead.is_set():
             for number in self._guests:
                 guest = self._outbox.context.socket(zmq.PUSH)
                 guest.connect(client_address(self.folder, number))

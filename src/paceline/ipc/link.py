@@ -77,6 +77,7 @@ class EngineLink:
         self._empty.set()
         self._dead = asyncio.Event()
         self._closing = False
+        self._connected = False
         self._tasks: list[asyncio.Task[None]] = []
         self._resources = contextlib.ExitStack()
         self._encoder = msgspec.msgpack.Encoder()
@@ -150,6 +151,7 @@ class EngineLink:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._connected = False
         self._resources.close()
 
     async def _close_engine(self) -> None:
@@ -171,6 +173,7 @@ class EngineLink:
         self._outbox.linger = 0  # Nothing waits for an engine that is gone, not even an exit without `close`.
         self._outbox.connect(engine_address(folder))
         self._last_sign = time.monotonic()
+        self._connected = True
 
     def _take_over(self, ready: Ready) -> None:
         self.limits = ready.limits
@@ -187,6 +190,8 @@ class EngineLink:
             self._die(f"the link to the engine failed: {error!r}")
 
     def _tell(self, message: ToEngine) -> None:
+        if not self._connected:  # A process that starts or ends while the link closes has nobody left to tell.
+            return
         self._outbox.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     async def _read(self) -> None:

@@ -404,6 +404,13 @@ async def test_close_aborts_what_does_not_end(start: Start) -> None:
     await engine.close()
 
 
+async def test_guests_that_come_and_go_after_the_end_are_no_error(start: Start) -> None:
+    engine = await start("paced")
+    await engine.close()
+    engine.admit(7)
+    engine.dismiss(7)
+
+
 @pytest.mark.parametrize("stop", [False, True])
 async def test_close_kills_what_does_not_exit(start: Start, monkeypatch: pytest.MonkeyPatch, stop: bool) -> None:
     monkeypatch.setattr("paceline.ipc.client.CLOSE_S", 0.5)

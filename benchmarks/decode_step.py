@@ -12,8 +12,9 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -51,17 +52,17 @@ def fill(runner: GPURunner, batch: int, context: int) -> None:
     ).int()
 
 
-def step_ms(runner: GPURunner, batch: int) -> float:
-    """Median over replays of a fresh capture."""
+def replay_ms(work: Callable[[], object], replays: int) -> float:
+    """Median time of what ``work`` launches, over replays of a fresh capture."""
     with torch.inference_mode():
-        runner._decode(batch)
+        work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            runner._decode(batch)
+            work()
     for _ in range(5):
         graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     marks[0].record()
     for mark in marks[1:]:
         graph.replay()
@@ -119,7 +120,7 @@ def main() -> None:
                                 if hasattr(method, "_choices"):
                                     method._choices = gpu_linear._Choices(torch.device("cuda"))
                             try:
-                                ms = step_ms(runner, batch)
+                                ms = replay_ms(partial(runner._decode, batch), REPLAYS)
                             except Exception as error:
                                 print(f"{options.mode} {batch} {tiles} {splits} {linear}: {error!r:.200}", flush=True)
                                 continue

@@ -10,7 +10,6 @@ context), one layer kind after the other, starting from the table that is in use
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -18,11 +17,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import torch
-from decode_step import fill
+from decode_step import fill, replay_ms
 from llama_shape import make_llama_shape
 
 from paceline.checkpoint.checkpoint import open_checkpoint
@@ -122,7 +120,6 @@ class Step:
     @torch.inference_mode()
     def compile(self, rows: int, trials: list[dict[LinearShape, Choice]]) -> None:
         """Compiles what the trials need, side by side; those that do not fit are found out when they are timed."""
-        methods = [*self.runner._decoder._methods.values()]
         layer = self.runner._decoder._layers[0]
         linears = {"qkv": layer.qkv, "o": layer.o, "gate_up": layer.gate_up, "down": layer.down}
         linears["head"] = self.runner._decoder._head
@@ -139,7 +136,6 @@ class Step:
             except Exception as error:
                 print(f"  {name} {choice}: {error!r:.120}")
 
-        assert methods
         jobs = []
         for trial in trials:
             for shape, choice in trial.items():
@@ -150,23 +146,9 @@ class Step:
                 pass
         torch.cuda.synchronize()
 
-    @torch.inference_mode()
     def time(self, rows: int) -> float:
-        """Milliseconds of a captured step: the median of its replays."""
-        self.run(rows)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.run(rows)
-        for _ in range(3):
-            graph.replay()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
-        marks[0].record()
-        for mark in marks[1:]:
-            graph.replay()
-            mark.record()
-        torch.cuda.synchronize()
-        return statistics.median(one.elapsed_time(two) for one, two in pairwise(marks))
+        """Milliseconds of a captured step."""
+        return replay_ms(partial(self.run, rows), REPLAYS)
 
 
 def tune(step: Step, rows: int, dtype: str, say: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.engine.config import EngineConfig
+from paceline.engine.sizes import Sizes
 
 
 @pytest.mark.parametrize(
@@ -47,4 +48,7 @@ def test_a_value_out_of_range_is_named(field: str, value: Any) -> None:
 
 
 def test_the_smallest_values_are_accepted() -> None:
-    EngineConfig(model="m", threads=1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1, depth=1)
+    config = EngineConfig(
+        model="m", threads=1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1, depth=1
+    )
+    assert Sizes.of(config, "cpu").max_rows == 2

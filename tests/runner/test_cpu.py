@@ -11,8 +11,9 @@ from driver import BLOCK_SIZE, Driver, own_blocks, tiny_runner
 from transformers import PreTrainedModel
 
 from paceline.engine.config import InvalidConfig
+from paceline.kernels.logprobs import LOGPROB_ROWS
 from paceline.kernels.ranking import ranked
-from paceline.runner.cpu import LOGPROB_ROWS, CPURunner
+from paceline.runner.cpu import CPURunner
 from tiny_models import make_tiny, tiny_tokenizer
 
 VOCAB = tiny_tokenizer().get_vocab_size()

@@ -1,8 +1,6 @@
 """`paceline simulate`: a trace through the engine's own scheduler, in virtual time."""
 
 import math
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +37,7 @@ def simulate(
     json: Annotated[Path | None, typer.Option(help="Write the results document (docs/lab.md) there.")] = None,
 ) -> None:
     """Serve TRACE on a simulated GPU, and report goodput and latencies."""
+    from paceline.lab.command_line import command_line
     from paceline.lab.measure import measure
     from paceline.lab.results import MeasuredTarget, Results, to_json
     from paceline.lab.simulated import simulated_log
@@ -65,7 +64,7 @@ def simulate(
         for request, row in zip(stage.requests, rows, strict=True)
     ]
     outcomes = _run(planned, model, replicas, routing, prefix_cache=any(row.blocks for row in rows))
-    log = simulated_log(stage, outcomes, model, shlex.join(["paceline", *sys.argv[1:]]))
+    log = simulated_log(stage, outcomes, model, command_line())
     point = measure(log, constraints)
     typer.echo(_report(point, model, replicas))
     if json is not None:

@@ -6,6 +6,9 @@ from torch import Tensor
 
 from paceline.kernels.ranking import ranked
 
+LOGPROB_ROWS = 64
+"""Rows whose logits callers hold in float32 at the same time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:

@@ -1,5 +1,6 @@
 """Linear layers: how a weight is kept and multiplied, and how its input is made, is a method's choice."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -49,14 +50,14 @@ class LinearMethod(Protocol):
         """``silu`` of the first half of `apply` times the second: an operand ``[T, out / 2]``."""
 
 
-class Plain:
+class Plain(ABC):
     """Operands are tensors."""
 
     def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Any) -> Tensor:
         return rms_norm(residual if delta is None else residual.add_(delta), gain, eps)
 
-    def apply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def apply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor: ...
 
     def gated(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         return silu_mul(self.apply(x, weight, bias))

@@ -14,7 +14,7 @@ from paceline.engine.config import EngineConfig, InvalidConfig
 from paceline.engine.limits import Limits
 from paceline.engine.sizes import Sizes
 from paceline.engine.step import KVGroup, Step, StepResult
-from paceline.kernels.logprobs import token_logprobs
+from paceline.kernels.logprobs import LOGPROB_ROWS, token_logprobs
 from paceline.kernels.penalties import SeenTokens, TokenCounts
 from paceline.kernels.sampling import SamplingBatch, sample
 from paceline.layers.attention import AttentionBatch
@@ -29,9 +29,6 @@ from paceline.runner.rows import Chunks, Ints, Rows
 from paceline.runner.sampling_rows import sampling_batch
 
 log = logging.getLogger(__name__)
-
-LOGPROB_ROWS = 64
-"""Prompt positions whose logits exist at the same time."""
 
 THREADS_PER_CORE = 4
 """Far more than help; thousands would end the process."""
@@ -168,22 +165,14 @@ class CPURunner:
 
     def _score_prompts(self, chunks: Chunks, hidden: Tensor, result: StepResult) -> None:
         """Log-probabilities of prompt tokens: the state at a position predicts the token after it."""
-        for index, row in enumerate(chunks.rows.tolist()):
-            start = self._rows.starts[row]
-            if start.prompt_logprobs is None:
-                continue
-            top = start.prompt_logprobs
-            first = int(chunks.first[index]) + 1
-            count = min(int(chunks.context_len[index]) + 1, start.prompt_len) - first
-            if count <= 0:
-                continue
-            states = hidden[chunks.query_start[index] :][:count]
-            ids = torch.from_numpy(self._rows.tokens[row, first : first + count])
+        for found in self._rows.prompt_parts(chunks):
+            states = hidden[found.start :][: len(found.ids)]
+            ids = torch.from_numpy(found.ids)
             entries = []
             for part, targets in zip(states.split(LOGPROB_ROWS), ids.split(LOGPROB_ROWS), strict=True):
-                logprobs = token_logprobs(self._decoder.logits(part), targets, top, self._vocab_limit)
-                entries += logprob_lists(logprobs, [top] * len(targets))
-            result.prompt_logprobs[row] = (first, entries)
+                logprobs = token_logprobs(self._decoder.logits(part), targets, found.top, self._vocab_limit)
+                entries += logprob_lists(logprobs, [found.top] * len(targets))
+            result.prompt_logprobs[found.row] = (found.first, entries)
 
     def _sample(self, chunks: Chunks, hidden: Tensor, result: StepResult) -> None:
         last = np.nonzero(chunks.context_len == self._rows.length[chunks.rows])[0]

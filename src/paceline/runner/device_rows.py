@@ -4,18 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from paceline.engine.step import Step
+from paceline.kernels.upload import upload
 from paceline.runner.rows import Ints, Rows
 
 ON_DEVICE = -1
 """Stands for a token that was sampled on the device and that the host need not know."""
-
-
-def upload(values: Ints, device: torch.device) -> Tensor:
-    """An int32 copy on the device, which arrives before whatever is launched next; the host does not wait."""
-    return torch.from_numpy(values.astype(np.int32)).pin_memory().to(device, non_blocking=True)
 
 
 class DeviceRows:
@@ -50,7 +46,7 @@ class DeviceRows:
                 continue
             first = np.array([row * width + held[group] for row, held, _ in new])
             place = np.repeat(first - np.cumsum([0, *count[:-1]]), count) + np.arange(sum(count))
-            entries = upload(np.stack([place, np.concatenate(blocks)]), self._device)
+            entries = upload(np.stack([place, np.concatenate(blocks)]).astype(np.int32), self._device)
             table.view(-1).index_copy_(0, entries[0].long(), entries[1])
 
     def forget(self) -> None:
@@ -62,14 +58,14 @@ ALIGNMENT = 4
 """Entries of int32. Triton compiles a kernel again for a pointer that is not aligned to 16 bytes."""
 
 
-def concatenated(parts: Sequence[Ints]) -> tuple[Ints, list[slice]]:
+def concatenated(parts: Sequence[Ints]) -> tuple[NDArray[np.int32], list[slice]]:
     """All parts one after the other, aligned, and where each lies."""
     slices = []
     end = 0
     for part in parts:
         slices.append(slice(end, end + len(part)))
         end += -(-len(part) // ALIGNMENT) * ALIGNMENT
-    joined = np.zeros(end, np.int64)
+    joined = np.zeros(end, np.int32)
     for part, place in zip(parts, slices, strict=True):
         joined[place] = part
     return joined, slices

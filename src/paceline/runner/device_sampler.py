@@ -11,14 +11,12 @@ from torch import Tensor
 
 from paceline.engine.sampling_params import MAX_COUNT, SamplingParams
 from paceline.engine.step import RowStart
-from paceline.kernels.logprobs import Logprobs, token_logprobs
+from paceline.kernels.logprobs import LOGPROB_ROWS, Logprobs, token_logprobs
 from paceline.kernels.triton.sampling import sample
-from paceline.kernels.triton.seats import RECORD, SeatTable, upload
+from paceline.kernels.triton.seats import RECORD, SeatTable
 from paceline.kernels.triton.token_notes import write_notes
+from paceline.kernels.upload import upload
 from paceline.runner.sampling_rows import banned_ids, filters, known_ids
-
-LOGPROB_ROWS = 64
-"""Rows whose log-probabilities exist at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

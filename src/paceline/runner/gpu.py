@@ -17,24 +17,22 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.limits import Limits
 from paceline.engine.sizes import Sizes
 from paceline.engine.step import KVGroup, Step
-from paceline.kernels.logprobs import token_logprobs
+from paceline.kernels.logprobs import LOGPROB_ROWS, token_logprobs
 from paceline.kernels.triton.gather_rows import gather_rows
+from paceline.kernels.upload import pinned, upload
 from paceline.layers.attention import AttentionBatch
 from paceline.models.decoder import Decoder
 from paceline.models.loader import load_decoder
 from paceline.models.registry import decoder_spec
 from paceline.runner.decode_graphs import FIRST, DecodeGraphs, graph_sizes
-from paceline.runner.device_rows import ON_DEVICE, DeviceRows, concatenated, upload
+from paceline.runner.device_rows import ON_DEVICE, DeviceRows, concatenated
 from paceline.runner.device_sampler import DeviceSampler
-from paceline.runner.gpu_step import GPUStep, PromptLogprobs
+from paceline.runner.gpu_step import GPUStep
 from paceline.runner.kv_capacity import MIB, kv_capacity
 from paceline.runner.memory import available_memory
 from paceline.runner.rows import Chunks, Ints, Rows
 
 log = logging.getLogger(__name__)
-
-LOGPROB_ROWS = 64
-"""Prompt positions whose logits exist at the same time."""
 
 SINGLE_ROWS = (1, 128)
 LONG_ROWS = (1, 2, 4, 8, 16)
@@ -264,18 +262,18 @@ class GPURunner:
         """One token a row by a graph of ``size`` rows: hidden states, which of them sample (None: all), and for these
         their rows and the positions that their tokens take."""
         n = len(chunks.rows)
-        packed = np.zeros(3 * size, np.int64)
+        packed = np.zeros(3 * size, np.int32)
         packed[:n] = chunks.rows
         packed[n:size] = self._device_rows.sink_row
         packed[size : size + n] = chunks.context_len
         packed[size + n : 2 * size] = 1
         packed[2 * size : 2 * size + n] = self._rows.tokens[chunks.rows, chunks.positions]
-        self._input[: 3 * size].copy_(_pinned(packed), non_blocking=True)
+        self._input[: 3 * size].copy_(pinned(packed), non_blocking=True)
         self._graphs.replay(size)
         hidden, device_rows, positions = self._hidden[:n], self._input[:n], self._input[size : size + n]
         if len(samples) == n:
             return hidden, None, device_rows, positions
-        at = upload(samples, self._device)
+        at = upload(samples.astype(np.int32), self._device)
         return hidden, at, device_rows.index_select(0, at), positions.index_select(0, at)
 
     def _decode(self, size: int) -> None:
@@ -349,22 +347,14 @@ class GPURunner:
 
     def _score_prompts(self, chunks: Chunks, hidden: Tensor, result: GPUStep) -> None:
         """Log-probabilities of prompt tokens: the state at a position predicts the token after it."""
-        starts = self._rows.starts
-        for index, row in enumerate(chunks.rows.tolist()):
-            top = starts[row].prompt_logprobs
-            if top is None:
-                continue
-            first = int(chunks.first[index]) + 1
-            count = min(int(chunks.context_len[index]) + 1, starts[row].prompt_len) - first
-            if count <= 0:
-                continue
-            states = hidden[chunks.query_start[index] :][:count]
-            ids = upload(self._rows.tokens[row, first : first + count], self._device).long()
+        for found in self._rows.prompt_parts(chunks):
+            states = hidden[found.start :][: len(found.ids)]
+            ids = upload(found.ids, self._device)
             parts = [
-                token_logprobs(self._decoder.logits(part).float(), targets, top, self._vocab_limit)
+                token_logprobs(self._decoder.logits(part).float(), targets, found.top, self._vocab_limit)
                 for part, targets in zip(states.split(LOGPROB_ROWS), ids.split(LOGPROB_ROWS), strict=True)
             ]
-            result.score(PromptLogprobs(row, first, top), parts)
+            result.score(found, parts)
 
     @contextmanager
     def _range(self, name: str) -> Iterator[None]:
@@ -374,7 +364,3 @@ class GPURunner:
             return
         with torch.cuda.nvtx.range(name):
             yield
-
-
-def _pinned(values: Any) -> Tensor:
-    return torch.from_numpy(values.astype(np.int32)).pin_memory()

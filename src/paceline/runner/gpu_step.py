@@ -1,7 +1,7 @@
 """A step under way on a GPU: what comes back of it, and when."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -11,19 +11,9 @@ from paceline.kernels.logprobs import Logprobs
 from paceline.runner.device_sampler import Samples
 from paceline.runner.logprob_lists import logprob_lists
 from paceline.runner.reasons import NOT_FINITE, NOTHING_ALLOWED
-from paceline.runner.rows import Ints
+from paceline.runner.rows import Ints, PromptPart
 
 _REASONS = {1: NOT_FINITE, 2: NOTHING_ALLOWED}
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """Where log-probabilities of a prompt belong."""
-
-    row: int
-    first: int
-    """Position of the first."""
-    top: int
 
 
 class GPUStep:
@@ -39,7 +29,7 @@ class GPUStep:
         self._asked: list[int] = []
         self._tops: list[int] = []
         self._logprobs: Logprobs | None = None
-        self._prompts: list[tuple[PromptLogprobs, list[Logprobs]]] = []
+        self._prompts: list[tuple[PromptPart, list[Logprobs]]] = []
         self._copied: list[tuple[Tensor, Tensor]] = []  # (from, to)
 
     def take(self, rows: Ints, samples: Samples, tops: Sequence[int | None]) -> None:
@@ -52,7 +42,7 @@ class GPUStep:
             self._tops = [top for index in self._asked if (top := tops[index]) is not None]
             self._logprobs = self._host_logprobs(logprobs)
 
-    def score(self, where: PromptLogprobs, parts: list[Logprobs]) -> None:
+    def score(self, where: PromptPart, parts: list[Logprobs]) -> None:
         """Log-probabilities of a part of a prompt."""
         self._prompts.append((where, [self._host_logprobs(part) for part in parts]))
 

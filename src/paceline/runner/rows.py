@@ -51,6 +51,20 @@ class Chunks:
         return int(self.context_len.max(initial=0))
 
 
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Prompt tokens of a row whose log-probabilities are wanted and come out of this step."""
+
+    row: int
+    first: int
+    """Position of the first of them."""
+    ids: Ints
+    start: int
+    """Place in the step of the token whose state predicts the first of them; the others follow."""
+    top: int
+    """Alternatives to report of each."""
+
+
 class Rows:
     """Tokens, progress and block tables of all seated rows.
 
@@ -109,6 +123,18 @@ class Rows:
         width = -(-chunks.max_context // self.block_size)
         for table in self.tables:
             yield table[chunks.rows, :width]
+
+    def prompt_parts(self, chunks: Chunks) -> Iterator[PromptPart]:
+        """What the step tells of prompts: the state at a position predicts the token after it."""
+        for index, row in enumerate(chunks.rows.tolist()):
+            start = self.starts[row]
+            if start.prompt_logprobs is None:
+                continue
+            first = int(chunks.first[index]) + 1
+            last = min(int(chunks.context_len[index]) + 1, start.prompt_len)
+            if first < last:
+                place = int(chunks.query_start[index])
+                yield PromptPart(row, first, self.tokens[row, first:last], place, start.prompt_logprobs)
 
     def _seat(self, start: RowStart) -> None:
         row, length = start.row, len(start.tokens)

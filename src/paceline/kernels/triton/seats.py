@@ -6,7 +6,8 @@ import numpy as np
 import torch
 import triton.language as tl
 from numpy.typing import NDArray
-from torch import Tensor
+
+from paceline.kernels.upload import upload
 
 RECORD = np.dtype(
     [
@@ -65,9 +66,3 @@ class SeatTable:
         table[:, 1:] = records.view(np.int64).reshape(len(seats), -1)
         uploaded = upload(table, self.longs.device)
         self.longs.index_copy_(0, uploaded[:, 0], uploaded[:, 1:])
-
-
-def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device; the host does not wait. On a CPU it shares the array's memory."""
-    host = torch.from_numpy(array)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

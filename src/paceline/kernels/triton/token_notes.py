@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.triton.seats import upload
+from paceline.kernels.upload import upload
 
 IN_PROMPT = tl.constexpr(1)
 BANNED = tl.constexpr(2)

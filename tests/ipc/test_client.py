@@ -409,6 +409,8 @@ async def test_guests_that_come_and_go_after_the_end_are_no_error(start: Start) 
     await engine.close()
     engine.admit(7)
     engine.dismiss(7)
+    assert engine.open_requests == 0
+    assert not psutil.pid_exists(engine.pid)
 
 
 @pytest.mark.parametrize("stop", [False, True])

@@ -3,14 +3,14 @@
 import dataclasses
 import sys
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from paceline.cli.app import app
-from paceline.cli.options import field_docs, parse_size
+from paceline.cli.options import Group, expand, field_docs, parse_size
 from paceline.engine.config import EngineConfig
 from paceline.server.config import ServerConfig
 
@@ -93,6 +93,35 @@ def test_field_docs_are_read_from_the_source() -> None:
     assert docs["block_size"] == "Tokens in a KV block. None: 16 on a CPU, 64 on a GPU."
     assert docs["load_format"] == "`dummy`: random weights from the model's config alone."
     assert set(docs) == {field.name for field in dataclasses.fields(EngineConfig)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    count: Annotated[int, typer.Option("--how-many", min=1)] = 3
+    """How many of them."""
+    names: list[str] | None = None
+    """Of each."""
+    hidden: int = 5
+    """Of no option here."""
+
+
+def test_a_group_is_one_dataclass_with_the_defaults_of_its_command() -> None:
+    seen = []
+
+    @expand
+    def command(*, shared: Annotated[Shared, Group(Shared(count=7), "Panel", leave_out=("hidden",))], own: int) -> None:
+        seen.append((shared, own))
+
+    small = typer.Typer()
+    small.command()(command)
+    assert CliRunner().invoke(small, ["--own", "1"]).exit_code == 0
+    assert CliRunner().invoke(small, ["--own", "2", "--how-many", "4", "--names", "a", "--names", "b"]).exit_code == 0
+    assert seen == [(Shared(count=7), 1), (Shared(4, ["a", "b"]), 2)]
+    for wrong in (["--how-many", "0"], ["--hidden", "1"]):
+        assert CliRunner().invoke(small, ["--own", "1", *wrong]).exit_code == 2
+    shown = CliRunner().invoke(small, ["--help"]).output
+    assert "How many of them. [default: 7]" in shown
+    assert "Panel" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,11 @@
-"""Command-line options made from the fields of a dataclass, so that the two cannot drift apart."""
+"""Command-line options made from the fields of a dataclass, so that the two cannot drift apart.
+
+A config has its own reasons to be a dataclass, and its options follow from it (`Knobs`). Options that several commands
+share are a dataclass of theirs (`Group`).
+"""
 
 import ast
+import copy
 import dataclasses
 import functools
 import inspect
@@ -53,22 +58,65 @@ class Knobs:
                 given[field.name] = value
         return given
 
+    def options(self) -> list[inspect.Parameter]:
+        hints, docs = get_type_hints(self.source), field_docs(self.source)
+        return [_option(field, hints[field.name], docs.get(field.name, ""), self) for field in self.fields()]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Marks a command's parameter: one option for each field of a dataclass, of which it receives an instance.
+
+    A field's docstring is the option's help. Its type is ``Annotated[TYPE, typer.Option(...)]`` where there is more to
+    say, such as a range.
+    """
+
+    defaults: Any
+    """An instance: what an option that is not given is, in this command."""
+    panel: str
+    leave_out: tuple[str, ...] = ()
+    """Fields without an option here."""
+
+    def fields(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self.defaults) if field.name not in self.leave_out]
+
+    def take(self, values: dict[str, Any]) -> Any:
+        """Removes this group's options from ``values``; returns the dataclass."""
+        return dataclasses.replace(self.defaults, **{name: values.pop(name) for name in self.fields()})
+
+    def options(self) -> list[inspect.Parameter]:
+        hints, docs = get_type_hints(type(self.defaults), include_extras=True), field_docs(type(self.defaults))
+        found = []
+        for name in self.fields():
+            kind, *extra = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+            info = copy.copy(extra[0]) if extra else typer.Option()
+            info.help, info.rich_help_panel = docs[name], self.panel
+            default = getattr(self.defaults, name)
+            found.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+                )
+            )
+        return found
+
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces each parameter of ``command`` that is ``Annotated[dict, Knobs(...)]`` by the options it stands for."""
+    """Replaces each parameter of ``command`` that is ``Annotated[dict, Knobs(...)]``, or of a dataclass and a `Group`,
+    by the options it stands for."""
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, Knobs] = {}
+    groups: dict[str, Knobs | Group] = {}
     for parameter in inspect.signature(command).parameters.values():
-        knobs = next((m for m in getattr(parameter.annotation, "__metadata__", ()) if isinstance(m, Knobs)), None)
-        if knobs is None:
+        marks = getattr(parameter.annotation, "__metadata__", ())
+        group = next((mark for mark in marks if isinstance(mark, Knobs | Group)), None)
+        if group is None:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        groups[parameter.name] = knobs
-        parameters += _options(knobs)
+        groups[parameter.name] = group
+        parameters += group.options()
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        given = {name: knobs.take(values) for name, knobs in groups.items()}
+        given = {name: group.take(values) for name, group in groups.items()}
         command(**values, **given)
 
     del run.__wrapped__  # or inspect.signature would look through it
@@ -94,11 +142,6 @@ def field_docs(source: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr):
             docs[field.target.id] = " ".join(inspect.cleandoc(ast.literal_eval(doc.value)).split()).replace("``", "`")
     return docs
-
-
-def _options(knobs: Knobs) -> list[inspect.Parameter]:
-    hints, docs = get_type_hints(knobs.source), field_docs(knobs.source)
-    return [_option(field, hints[field.name], docs.get(field.name, ""), knobs) for field in knobs.fields()]
 
 
 def _option(field: dataclasses.Field[Any], hint: Any, doc: str, knobs: Knobs) -> inspect.Parameter:

@@ -1,7 +1,6 @@
 """Runs an experiment in the terminal: progress while it runs, a table of points, files at the end."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline.cli.bench.options import Files
 from paceline.cli.errors import fail
 from paceline.lab.experiment import Experiment, InvalidExperiment
 from paceline.lab.point import Point
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from paceline.lab.client.log import StageLog
     from paceline.lab.results import Results
     from paceline.lab.search import SearchResult
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where the outcome goes; None: nowhere."""
-
-    json: Path | None = None
-    html: Path | None = None
-    csv: Path | None = None
-    logs: Path | None = None
 
 
 def carry_out(experiment: Experiment, files: Files) -> None:

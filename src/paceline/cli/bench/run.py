@@ -5,20 +5,19 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.bench.carry_out import Files, carry_out
-from paceline.cli.bench.options import Csv, Html, Json, Logs
+from paceline.cli.bench.carry_out import carry_out
+from paceline.cli.bench.options import FilesOptions
 from paceline.cli.errors import bad_values
+from paceline.cli.options import expand
 from paceline.lab.experiment import read_experiment
 
 
+@expand
 def run(
     experiment: Annotated[Path, typer.Argument(help="TOML; docs/lab.md has the keys.")],
-    json: Json = None,
-    html: Html = None,
-    csv: Csv = None,
-    logs: Logs = None,
+    files: FilesOptions,
 ) -> None:
     """Carry out the EXPERIMENT of a file."""
     with bad_values():
-        read = read_experiment(experiment)
-    carry_out(read, Files(json, html, csv, logs))
+        planned = read_experiment(experiment)
+    carry_out(planned, files)

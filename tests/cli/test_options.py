@@ -109,16 +109,18 @@ def test_a_group_is_one_dataclass_with_the_defaults_of_its_command() -> None:
     seen = []
 
     @expand
-    def command(*, shared: Annotated[Shared, Group(Shared(count=7), "Panel", leave_out=("hidden",))], own: int) -> None:
+    def command(
+        *, shared: Annotated[Shared, Group(Shared(count=7), "Panel", leave_out=("hidden",))], own: int = 1
+    ) -> None:
         seen.append((shared, own))
 
     small = typer.Typer()
     small.command()(command)
-    assert CliRunner().invoke(small, ["--own", "1"]).exit_code == 0
+    assert CliRunner().invoke(small, []).exit_code == 0
     assert CliRunner().invoke(small, ["--own", "2", "--how-many", "4", "--names", "a", "--names", "b"]).exit_code == 0
     assert seen == [(Shared(count=7), 1), (Shared(4, ["a", "b"]), 2)]
     for wrong in (["--how-many", "0"], ["--hidden", "1"]):
-        assert CliRunner().invoke(small, ["--own", "1", *wrong]).exit_code == 2
+        assert CliRunner().invoke(small, wrong).exit_code == 2
     shown = CliRunner().invoke(small, ["--help"]).output
     assert "How many of them. [default: 7]" in shown
     assert "Panel" in shown

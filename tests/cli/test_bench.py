@@ -82,6 +82,14 @@ def test_rate_with_all_files(command, tmp_path):
     code, output = invoke("compare", tmp_path / "r.json", tmp_path / "again.json")
     assert code == 0, output
     assert "rate=20" in output
+    # And a step-time model of the engine, whose steps take 4 ms.
+    code, output = invoke("fit", tmp_path / "logs", "--out", tmp_path / "fit.json", "--start", command[5].split()[5])
+    assert code == 0, output
+    fitted = json.loads((tmp_path / "fit.json").read_text())
+    assert fitted["fitted"].startswith("event logs of 2 stages")
+    assert 0.003 < fitted["step_time"]["fixed_s"] + fitted["step_time"]["weights_s"] < 0.006
+    assert set(fitted["error"]) == {"ttft_mean", "tpot_mean", "ttft_each", "tpot_each"}
+    assert fitted["error"]["tpot_mean"] < 0.1
 
 
 def test_batch_restarts_the_engine_for_every_size(command, tmp_path):

@@ -18,7 +18,7 @@ from paceline.lab.results import MeasuredTarget, Results
 from paceline.lab.search import SearchResult, find_batch, find_rate
 from paceline.lab.server_process import running
 from paceline.lab.slo import parse_constraints
-from paceline.lab.stage import Stage
+from paceline.lab.stage import WARM_UP, Stage
 from paceline.lab.target import Target
 from paceline.lab.workload.spec import stage_from, workload_facts, workload_from
 
@@ -121,9 +121,9 @@ class ExperimentRun:
         if requests:
             requests = [replace(request, id=id) for id, request in enumerate(requests)]
             warm = replace(
-                stage, name="warm-up", requests=requests, load={"kind": "burst"}, offered_rate=None, batch=None
+                stage, name=WARM_UP, requests=requests, load={"kind": "burst"}, offered_rate=None, batch=None
             )
-            run_stage(target, warm, self._log_path(target, "warm-up"), workers=1)
+            run_stage(target, warm, self._log_path(target, WARM_UP), workers=1)
 
     def _point(self, target: Target, stage: Stage) -> Point:
         path = self._log_path(target, stage.name)

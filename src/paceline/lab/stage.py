@@ -6,6 +6,9 @@ from typing import Any
 Prompt = list[int] | str | list[dict[str, Any]]
 """Token ids or text for ``/v1/completions``, or messages for ``/v1/chat/completions``."""
 
+WARM_UP = "warm-up"
+"""Name of the stage whose times nobody wants."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:

@@ -27,6 +27,44 @@ class Breakdown:
     outcomes: list[Outcome]
     ttft: Floats
     tpot: Floats
+    steps: "_Steps | None"
+    """None: nothing was served."""
+
+    def weights_at(self, knee: float) -> tuple[Floats, Floats]:
+        """How often ``weights_s`` is in each TTFT and TPOT if steps of more than ``knee`` tokens take ``weights_s`` for
+        every so many tokens; ``token_s`` then is in none. [requests] each."""
+        if self.steps is None:
+            return self.ttft[:, 0], self.tpot[:, 0]
+        ttft, tpot = self.steps.sums(np.maximum(1.0, self.steps.tokens / knee)[:, None])
+        return ttft[:, 0], tpot[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Which steps each latency is made of."""
+
+    tokens: Floats
+    """[steps]."""
+    served: NDArray[np.bool_]
+    """[requests]; the others have one entry for each that was."""
+    at: NDArray[np.intp]
+    """The step during which a request arrived, or the next one."""
+    left: Floats
+    """Part of that step that was left."""
+    first: NDArray[np.intp]
+    """The step that made its first token."""
+    last: NDArray[np.intp]
+    gaps: Floats
+    """Between its tokens; NaN for none."""
+
+    def sums(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Of counts a step, [steps, any]: their sums over each TTFT and each TPOT, [requests, any]."""
+        so_far = np.cumsum(counts, axis=0)
+        ttft = np.full((len(self.served), counts.shape[1]), np.nan)
+        tpot = np.full_like(ttft, np.nan)
+        ttft[self.served] = so_far[self.first] - so_far[self.at] + counts[self.at] * self.left[:, None]
+        tpot[self.served] = (so_far[self.last] - so_far[self.first]) / self.gaps[:, None]
+        return ttft, tpot
 
 
 def breakdown(requests: Sequence[SimulatedRequest], model: GpuModel, *, prefix_cache: bool = True) -> Breakdown:
@@ -38,28 +76,30 @@ def breakdown(requests: Sequence[SimulatedRequest], model: GpuModel, *, prefix_c
             steps.append((begin, end, work))
 
     outcomes = simulate(requests, model, prefix_cache=prefix_cache, on_step=note)
-    ttft = np.full((len(outcomes), len(COEFFICIENTS)), np.nan)
-    tpot = np.full_like(ttft, np.nan)
-    served = [index for index, outcome in enumerate(outcomes) if outcome.tokens]
-    if not served:
-        return Breakdown(outcomes, ttft, tpot)
+    answered = [outcome for outcome in outcomes if outcome.tokens]
+    if not answered:
+        nothing = np.full((len(outcomes), len(COEFFICIENTS)), np.nan)
+        return Breakdown(outcomes, nothing, nothing.copy(), None)
     begins, ends = (np.array([step[side] for step in steps]) for side in (0, 1))
-    counts = _counts([work for _, _, work in steps], model.step_time)
-    so_far = np.cumsum(counts, axis=0)
     way = model.request_s / 2
     arrived, first, last = (
-        np.array([getattr(outcomes[index], name) for index in served]) for name in ("due", "first", "last")
+        np.array([getattr(outcome, name) for outcome in answered]) for name in ("due", "first", "last")
     )
-    of_first, of_last = (_nearest(ends, moment - way) for moment in (first, last))
     arrived = arrived + way
     at = np.searchsorted(ends, arrived, side="right")
-    left = (ends[at] - np.maximum(begins[at], arrived)) / (ends[at] - begins[at])
-    ttft[served] = so_far[of_first] - so_far[at] + counts[at] * left[:, None]
-    ttft[served, REQUEST] = 1.0
-    gaps = np.array([len(outcomes[index].tokens) - 1 for index in served])
-    with np.errstate(invalid="ignore"):
-        tpot[served] = (so_far[of_last] - so_far[of_first]) / np.where(gaps > 0, gaps, np.nan)[:, None]
-    return Breakdown(outcomes, ttft, tpot)
+    gaps = np.array([len(outcome.tokens) - 1 for outcome in answered], dtype=float)
+    made_of = _Steps(
+        tokens=np.array([work.tokens for _, _, work in steps], dtype=float),
+        served=np.array([bool(outcome.tokens) for outcome in outcomes]),
+        at=at,
+        left=(ends[at] - np.maximum(begins[at], arrived)) / (ends[at] - begins[at]),
+        first=_nearest(ends, first - way),
+        last=_nearest(ends, last - way),
+        gaps=np.where(gaps > 0, gaps, np.nan),
+    )
+    ttft, tpot = made_of.sums(_counts([work for _, _, work in steps], model.step_time))
+    ttft[made_of.served, REQUEST] = 1.0
+    return Breakdown(outcomes, ttft, tpot, made_of)
 
 
 def _nearest(ends: Floats, moments: Floats) -> NDArray[np.intp]:

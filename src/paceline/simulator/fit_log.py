@@ -14,22 +14,27 @@ from paceline.simulator.simulate import SimulatedRequest
 
 Floats = NDArray[np.float64]
 
-KNEES = tuple(16 * 2**power for power in range(8))
-"""Tokens from which multiplications take longer than reading the weights, tried in turn."""
+KNEES = 16.0, 8192.0
+"""Range of the tokens from which multiplications take longer than reading the weights."""
+FINEST = 5
+"""Times that the step between knees which are tried is halved, from a factor of 2 on."""
+STARTS = (64.0, 512.0)
+"""Knees to start from."""
+REACH = 8.0
+"""First factor by which a round may move the knee; halved after one that did not help."""
 DAMPING = 0.2
 """First pull towards the coefficients of the round before, which also holds what the stages do not tell apart."""
 DAMPING_STEP = 3.0
 """Less of it after each round that helped, more after one that did not."""
 SMALL = 0.03
 """Relative errors below it weigh as their squares, those above as they are: a pause spoils few requests."""
-ROUNDS = 10
-"""At most, for each knee and number of stages."""
+ROUNDS = 12
+"""At most, for each start and number of stages."""
 ENOUGH = 0.002
 """Relative gain of a round that is the last."""
 
-
 FREE = tuple(name for name in COEFFICIENTS if name != "token_s")
-TOKEN = COEFFICIENTS.index("token_s")
+WEIGHTS = FREE.index("weights_s")
 FIRST_WEIGHTS_S = 0.001
 
 
@@ -74,9 +79,9 @@ def fit_log(
     The loss is the mean over all stages of ``ttft_each`` and ``tpot_each``. Each round simulates the stages, takes the
     latencies apart into how often each coefficient is in them (`breakdown`), and solves for the coefficients that bring
     them to what was measured (least squares damped as by Levenberg, 1944, and reweighted as by Huber, 1964; none below
-    0). For a given knee that is exact as long as steps keep their work, so several knees are tried, then some between.
-    Work depends on speed, the more the higher the load; so the least loaded stage comes first, and the others join. The
-    result is near the least loss, not always at it.
+    0). For a given knee that is exact as long as steps keep their work, so it is solved for every knee within reach and
+    the best is taken. Work depends on speed, the more the higher the load; so the least loaded stage comes first, and
+    the others join. The result is near the least loss, not always at it.
 
     A client does not see steps: what its stages do not vary is not told apart. Loads from idle to nearly saturated, and
     prompts and outputs of several lengths, say most.
@@ -92,10 +97,7 @@ def fit_log(
     if not any(seen.ttft_s is not None for stage in stages for seen in stage):
         raise ValueError("no stage has a request with a measured TTFT")
     search = _Search(stages, start, prefix_cache, on_progress)
-    best = min((search.fit(float(knee)) for knee in KNEES), key=lambda trial: trial.loss)
-    for ratio in (2**0.5, 2**0.25):
-        around = [search.descend(search.at(best.values, best.knee * by), ROUNDS) for by in (ratio, 1 / ratio)]
-        best = min(best, *around, key=lambda trial: trial.loss)
+    best = search.fit()
     errors = [stage_error(stage, best.model, prefix_cache) for stage in stages]
     return LogFit(best.model, errors, search.tried)
 
@@ -131,18 +133,18 @@ class _Search:
         self._least = float("inf")
         self.tried = 0
 
-    def fit(self, knee: float) -> _Trial:
+    def fit(self) -> _Trial:
         values = np.array([getattr(self._start.step_time, name, self._start.request_s) for name in FREE])
-        values[FREE.index("weights_s")] = values[FREE.index("weights_s")] or FIRST_WEIGHTS_S
+        values[WEIGHTS] = values[WEIGHTS] or FIRST_WEIGHTS_S
         count = 1
-        while True:
-            trial = self.descend(self.at(values, knee, count), ROUNDS)
-            if count >= len(self._stages):
-                return trial
-            values, count = trial.values, 2 * count
+        best = min((self.descend(self.at(values, knee, 1)) for knee in STARTS), key=lambda trial: trial.loss)
+        while count < len(self._stages):
+            count *= 2
+            best = self.descend(self.at(best.values, best.knee, count))
+        return best
 
-    def at(self, values: Floats, knee: float, count: int | None = None) -> _Trial:
-        """Simulates ``count`` stages, or all."""
+    def at(self, values: Floats, knee: float, count: int) -> _Trial:
+        """Simulates the ``count`` least loaded stages."""
         self.tried += 1
         times = dict(zip(FREE, values.tolist(), strict=True))
         request_s = times.pop("request_s")
@@ -161,42 +163,85 @@ class _Search:
             self._on_progress(self.tried, self._least)
         return _Trial(knee, values, model, found, loss)
 
-    def descend(self, trial: _Trial, rounds: int) -> _Trial:
-        damping = DAMPING
-        for _ in range(rounds):
-            found = self.at(self._solve(trial, damping), trial.knee, len(trial.stages))
+    def descend(self, trial: _Trial) -> _Trial:
+        damping, reach = DAMPING, REACH
+        for _ in range(ROUNDS):
+            found = self.at(*self._solve(trial, damping, reach), len(trial.stages))
             if found.loss < trial.loss:
                 enough = trial.loss - found.loss < ENOUGH * trial.loss
                 trial, damping = found, damping / DAMPING_STEP
                 if enough:
                     return trial
             else:
-                damping *= DAMPING_STEP
+                damping, reach = damping * DAMPING_STEP, reach / 2
         return trial
 
-    def _solve(self, trial: _Trial, damping: float) -> Floats:
-        """The values at which the latencies would be as measured if every step kept its work."""
-        rows, targets = [], []
-        for stage, found in zip(self._stages, trial.stages, strict=False):
-            for metric in ("ttft", "tpot"):
-                simulated = _floats([getattr(outcome, metric) for outcome in found.outcomes])
-                measured = _floats([getattr(seen, f"{metric}_s") for seen in stage])
-                known = np.isfinite(simulated) & np.isfinite(measured)
-                if not known.any():
-                    continue
-                gap = (measured[known] - simulated[known]) / measured[known].mean()
-                counts = _by_free(getattr(found, metric)[known], trial.knee) / measured[known].mean()
-                # Each stage and metric counts as much as the others, however many requests it has.
-                weight = 1 / np.sqrt(known.sum() * np.maximum(np.abs(gap), SMALL))
-                rows.append(counts * weight[:, None])
-                targets.append((gap + counts @ trial.values) * weight)
-        if not rows:
-            return trial.values
-        columns, target = np.concatenate(rows), np.concatenate(targets)
-        pull = damping * np.linalg.norm(columns, axis=0)
-        aim, _ = nonnegative(np.concatenate([columns, np.diag(pull)]), np.concatenate([target, pull * trial.values]))
-        # What no step depends on stays as it was.
-        return np.where(pull > 0, aim, trial.values)
+    def _solve(self, trial: _Trial, damping: float, reach: float) -> tuple[Floats, float]:
+        """The values and the knee at which the latencies would be as measured if every step kept its work."""
+        equations = [
+            equation
+            for stage, found in zip(self._stages, trial.stages, strict=False)
+            for metric in ("ttft", "tpot")
+            if (equation := _equation(stage, found, metric, trial)) is not None
+        ]
+        if not equations:
+            return trial.values, trial.knee
+        low, high = max(KNEES[0], trial.knee / reach), min(KNEES[1], trial.knee * reach)
+        solved = {trial.knee: _solve_at(equations, trial.knee, trial, damping)}
+        knee = trial.knee
+        for halvings in range(FINEST + 1):
+            factor = 2 ** (0.5**halvings)
+            span = range(-10, 11) if halvings == 0 else (-1, 1)
+            for near in [knee * factor**times for times in span]:
+                if low <= near <= high and near not in solved:
+                    solved[near] = _solve_at(equations, near, trial, damping)
+            knee = min(solved, key=lambda knee: solved[knee][1])
+        return solved[knee][0], knee
+
+
+@dataclass(frozen=True, slots=True)
+class _Equation:
+    """Counts @ values = target, of one latency of the requests of one stage."""
+
+    counts: Floats
+    """[requests, `FREE`], weighted; those of ``weights_s`` are of the trial's knee."""
+    weights_at: Callable[[float], Floats]
+    """Those of ``weights_s`` at another knee."""
+    target: Floats
+
+
+def _equation(stage: Sequence[Observed], found: Breakdown, metric: str, trial: _Trial) -> _Equation | None:
+    simulated = _floats([getattr(outcome, metric) for outcome in found.outcomes])
+    measured = _floats([getattr(seen, f"{metric}_s") for seen in stage])
+    known = np.isfinite(simulated) & np.isfinite(measured)
+    if not known.any():
+        return None
+    mean = measured[known].mean()
+    gap = (measured[known] - simulated[known]) / mean
+    # Each stage and metric counts as much as the others, however many requests it has.
+    weight = 1 / np.sqrt(known.sum() * np.maximum(np.abs(gap), SMALL))
+
+    def weights_at(knee: float) -> Floats:
+        of_ttft, of_tpot = found.weights_at(knee)
+        return (of_ttft if metric == "ttft" else of_tpot)[known] * weight / mean
+
+    counts = getattr(found, metric)[known][:, [COEFFICIENTS.index(name) for name in FREE]] * (weight / mean)[:, None]
+    counts[:, WEIGHTS] = weights_at(trial.knee)
+    return _Equation(counts, weights_at, gap * weight + counts @ trial.values)
+
+
+def _solve_at(equations: Sequence[_Equation], knee: float, trial: _Trial, damping: float) -> tuple[Floats, float]:
+    """Values of `FREE`, and the sum of squares that is left."""
+    columns = np.concatenate([equation.counts for equation in equations])
+    columns[:, WEIGHTS] = np.concatenate([equation.weights_at(knee) for equation in equations])
+    target = np.concatenate([equation.target for equation in equations])
+    pull = damping * np.linalg.norm(columns, axis=0)
+    # The same problem in as few equations as there are unknowns, and one: it is solved for many knees.
+    rows = np.column_stack([np.vstack([columns, np.diag(pull)]), np.append(target, pull * trial.values)])
+    small: Floats = np.linalg.qr(rows, mode="r")  # type: ignore[assignment]
+    aim, left = nonnegative(small[:, :-1], small[:, -1])
+    # What no step depends on stays as it was.
+    return np.where(pull > 0, aim, trial.values), left
 
 
 def _load(stage: Sequence[Observed]) -> float:
@@ -207,13 +252,6 @@ def _load(stage: Sequence[Observed]) -> float:
     ]
     span = max(dues) - min(dues)
     return sum(waits) / (span or max(waits, default=1.0))
-
-
-def _by_free(counts: Floats, knee: float) -> Floats:
-    """Counts of `FREE` from those of `COEFFICIENTS`: ``token_s`` follows from ``weights_s``."""
-    columns = [counts[:, COEFFICIENTS.index(name)] for name in FREE]
-    columns[FREE.index("weights_s")] = columns[FREE.index("weights_s")] + counts[:, TOKEN] / knee
-    return np.column_stack(columns)
 
 
 def _floats(values: Sequence[float | None]) -> Floats:

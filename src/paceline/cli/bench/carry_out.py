@@ -13,6 +13,7 @@ from paceline.cli.bench.options import Files
 from paceline.cli.errors import fail
 from paceline.lab.experiment import Experiment, InvalidExperiment
 from paceline.lab.point import Point
+from paceline.lab.stage import WARM_UP
 
 if TYPE_CHECKING:
     from paceline.lab.client.log import StageLog
@@ -80,7 +81,7 @@ def write_files(results: "Results", logs: list[Path], files: Files) -> None:
                 readable.append(read_log(path))
             except (InvalidLog, OSError) as error:
                 typer.echo(f"left out of the report: {path}: {error}", err=True)
-        write_report([results], readable, files.html)
+        write_report([results], [log for log in readable if log.stage.name != WARM_UP], files.html)
     for written in (files.json, files.csv, files.html):
         if written:
             typer.echo(f"wrote {written}")

@@ -1,29 +1,43 @@
 """`paceline bench fit`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paceline.cli.errors import bad_values, failures
 
+STAGE_ERRORS = {
+    "ttft_mean": "TTFT mean",
+    "tpot_mean": "TPOT mean",
+    "ttft_each": "TTFT each",
+    "tpot_each": "TPOT each",
+}
+"""Fields of `StageError`, as the table names them."""
+
 
 def fit(
-    files: Annotated[list[Path], typer.Argument(help="Raw event logs of one engine, or one step log of the engine.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Raw event logs of one engine, or folders of them; with --steps its step logs.")
+    ],
     out: Annotated[Path, typer.Option(help="File for the model.")],
     start: Annotated[
         str, typer.Option(help="Model with the engine's sizes, from which the search starts: a file, or a name.")
     ] = "example",
-    steps: Annotated[bool, typer.Option("--steps", help="The file is a step log (paceline serve --step-log).")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Fit to step logs (paceline serve --step-log).")] = False,
     name: Annotated[str | None, typer.Option(help="Of the model. Not given: that of the file.")] = None,
     machine: Annotated[str, typer.Option(help="What was measured: GPU, model, precision.")] = "",
 ) -> None:
     """Fit a step-time model, and say how far it is from what was measured."""
     from paceline.engine.step_log import read_step_log
-    from paceline.lab.client.log import read_log
+    from paceline.lab.results_of_logs import stage_logs
     from paceline.lab.simulated import observed
     from paceline.simulator.fit_log import fit_log
     from paceline.simulator.fit_steps import fit_steps
@@ -31,7 +45,7 @@ def fit(
 
     with bad_values():
         model = GpuModel.load(start)
-    model = replace(model, name=name or out.stem, machine=machine or model.machine)
+    model = replace(model, name=name or out.stem, machine=machine, fitted="", error={})
     table = Table(title=f"{model.name}: simulated against measured, relative error")
     if steps:
         with bad_values(), failures():
@@ -48,14 +62,38 @@ def fit(
             table.add_row(key, f"{value:.1%}")
     else:
         with bad_values(), failures():
-            logs = [read_log(file) for file in files]
-            fitted = fit_log([observed(log) for log in logs], model)
-        model = replace(fitted.model, fitted=f"event logs of {len(logs)} stages, {fitted.simulations} simulations")
-        for title in ("stage", "TTFT mean", "TPOT mean", "TTFT each", "TPOT each"):
-            table.add_column(title, justify="left" if title == "stage" else "right")
-        for log, errors in zip(logs, fitted.stages, strict=True):
-            values = (errors.ttft_mean, errors.tpot_mean, errors.ttft_each, errors.tpot_each)
+            logs = [log for log in stage_logs(files) if any(record.ttft is not None for record in log.records)]
+            with _progress() as news:
+                # The logs have no prompts, so that no prefix is shared.
+                fitted = fit_log([observed(log) for log in logs], model, prefix_cache=False, on_progress=news)
+        errors = {name: [getattr(stage, name) for stage in fitted.stages] for name in STAGE_ERRORS}
+        known = {name: [value for value in values if value is not None] for name, values in errors.items()}
+        model = replace(
+            fitted.model,
+            fitted=f"event logs of {len(logs)} stages, {fitted.simulations} simulations",
+            error={name: fmean(values) for name, values in known.items() if values},
+        )
+        table.add_column("stage")
+        for title in STAGE_ERRORS.values():
+            table.add_column(title, justify="right")
+        for log, *values in zip(logs, *errors.values(), strict=True):
             table.add_row(log.stage.name, *("-" if value is None else f"{value:.1%}" for value in values))
-    model.save(out)
+    with failures():
+        model.save(out)
     Console().print(table)
     typer.echo(f"wrote {out}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, float], None]]:
+    """Gives what is to be called with the simulations so far and the least error."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("reading logs")
+
+        def news(simulations: int, error: float) -> None:
+            so_far = "" if error == float("inf") else f", {error:.1%} from what was measured"
+            bar.update(task, description=f"{simulations} simulations{so_far}")
+
+        yield news

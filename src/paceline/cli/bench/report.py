@@ -20,13 +20,12 @@ def report(
     files: ReportOptions,
 ) -> None:
     """Measure again from LOGS alone."""
-    from paceline.lab.results_of_logs import results_of_logs
+    from paceline.lab.results_of_logs import log_files, results_of_logs
     from paceline.lab.slo import parse_constraints
 
-    found = [file for path in logs for file in (sorted(path.glob("*.log")) if path.is_dir() else [path])]
     with bad_values():
         constraints = parse_constraints(slo)
     with bad_values(), failures():
-        results = results_of_logs(name, found, constraints)
+        results = results_of_logs(name, logs, constraints)
     print_results(results)
-    write_files(results, found, files)
+    write_files(results, log_files(logs), files)

@@ -8,6 +8,7 @@ import pytest
 from lab.measured import SLO, invalid, point, results
 from paceline.advisor.prices import Hardware, Prices
 from paceline.advisor.recommend import NoAdvice, Recommendation, recommend
+from paceline.lab.gpu_watch import Gpus
 from paceline.lab.point import Point
 from paceline.lab.search import SearchResult
 from paceline.lab.slo import parse_constraints
@@ -121,6 +122,14 @@ def test_two_gpus_a_replica_cost_twice() -> None:
     found = recommend(runs, PRICES, target_load=20.0, hardware={"": Hardware("H200", 2)})
     item = found.candidates[0]
     assert (item.replicas, item.gpus, item.cost_per_hour) == (3, 6, pytest.approx(6 * 3.6))
+
+
+def test_the_results_name_the_gpus() -> None:
+    prices = Prices("EUR", {"H200": 4.0, "L40S": 1.0})
+    runs = [results(sweep("large", [10], [11])).with_gpus("large", [Gpus("NVIDIA H200", 2, "570.1")])]
+    assert recommend(runs, prices).candidates[0].hour_price == 8
+    named = recommend(runs, prices, hardware={"": Hardware("L40S")})
+    assert named.candidates[0].hour_price == 1
 
 
 def test_engines_that_cannot_be_chosen_come_last_with_the_reason() -> None:

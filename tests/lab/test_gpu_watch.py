@@ -4,14 +4,11 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.lab import gpu_watch
-from paceline.lab.gpu_watch import is_local, watching
-from paceline.lab.target import Target
-
-LOCAL = Target(name="a", url="http://127.0.0.1:8000", model="m")
+from paceline.lab.gpu_watch import Gpus, is_local, watching
 
 
 class FakeNvml:
-    """Two GPUs that take 100 and 300 W and are busy half and all of the time."""
+    """Two GPUs that take 100 and 300 W and are busy half and all of the time, and one that idles at 70 W."""
 
     class NVMLError(Exception):
         pass
@@ -22,7 +19,7 @@ class FakeNvml:
         self.closed = False
 
     def nvmlDeviceGetCount(self):
-        return 2
+        return 3
 
     def nvmlDeviceGetHandleByIndex(self, index):
         return index
@@ -30,13 +27,19 @@ class FakeNvml:
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
         if not self.counts:
             raise self.NVMLError
-        return time.monotonic() * 1e3 * (100, 300)[gpu]
+        return time.monotonic() * 1e3 * (100, 300, 70)[gpu]
 
     def nvmlDeviceGetPowerUsage(self, gpu):
-        return (100_000, 300_000)[gpu]
+        return (100_000, 300_000, 70_000)[gpu]
 
     def nvmlDeviceGetUtilizationRates(self, gpu):
-        return SimpleNamespace(gpu=(50, 100)[gpu])
+        return SimpleNamespace(gpu=(50, 100, 0)[gpu])
+
+    def nvmlDeviceGetName(self, gpu):
+        return ("NVIDIA H200", "NVIDIA H200", "NVIDIA L4")[gpu]
+
+    def nvmlSystemGetDriverVersion(self):
+        return "570.1"
 
     def nvmlShutdown(self):
         self.closed = True
@@ -48,28 +51,45 @@ def test_power_energy_and_use(monkeypatch, counts):
     nvml.counts = counts
     monkeypatch.setattr(gpu_watch, "_nvml", lambda: nvml)
     monkeypatch.setattr(gpu_watch, "INTERVAL_S", 0.01)
-    with watching(LOCAL) as found:
-        assert found == {}
+    with watching(here=True) as found:
+        assert found.figures == {}
         time.sleep(0.2)
-    assert found["gpus"] == 2
-    assert found["power_w"] == pytest.approx(400, rel=0.1)
-    assert found["energy_j"] == pytest.approx(80, rel=0.3)
-    assert found["utilisation"] == pytest.approx(0.75)
+    assert found.figures["gpus"] == 2
+    assert found.figures["power_w"] == pytest.approx(400, rel=0.1)
+    assert found.figures["energy_j"] == pytest.approx(80, rel=0.3)
+    assert found.figures["utilisation"] == pytest.approx(0.75)
+    assert found.gpus == [Gpus("NVIDIA H200", 2, "570.1")]
     assert nvml.closed
+
+
+def test_gpus_that_do_not_work_are_not_claimed(monkeypatch):
+    """They idle, or, being partitioned, do not say what they do."""
+
+    def refused(gpu):
+        raise FakeNvml.NVMLError
+
+    for says in (lambda gpu: SimpleNamespace(gpu=0), refused):
+        nvml = FakeNvml()
+        monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", says)
+        monkeypatch.setattr(gpu_watch, "_nvml", lambda nvml=nvml: nvml)
+        with watching(here=True) as found:
+            pass
+        assert (found.figures, found.gpus) == ({}, [])
+        assert nvml.closed
 
 
 def test_nothing_is_watched_for_an_engine_elsewhere(monkeypatch):
     monkeypatch.setattr(gpu_watch, "_nvml", lambda: pytest.fail("the GPUs here have nothing to do with it"))
-    with watching(Target(name="a", url="https://example.org", model="m")) as found:
+    with watching(here=False) as found:
         pass
-    assert found == {}
+    assert (found.figures, found.gpus) == ({}, [])
 
 
 def test_without_the_library_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(gpu_watch, "_nvml", lambda: None)
-    with watching(LOCAL) as found:
+    with watching(here=True) as found:
         pass
-    assert found == {}
+    assert (found.figures, found.gpus) == ({}, [])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 import pytest
 
 from lab.measured import NONE, SLO, invalid, log, point, rate_sweep, results, statistics
+from paceline.lab.gpu_watch import Gpus
 from paceline.lab.point import Point, Statistics
 from paceline.lab.record import RequestRecord
 from paceline.lab.report import write_report
@@ -274,6 +275,12 @@ def test_what_the_run_was_is_told(tmp_path: Path) -> None:
     assert "Example CPU" in text
     assert "(last token - first token) / (n - 1)" in text
     assert verdicts_of(text)[0].startswith("Interrupted:")
+    assert "NVIDIA" not in text
+
+
+def test_gpus_that_were_at_work_are_named(tmp_path: Path) -> None:
+    run = results(rate_sweep("paceline", RATES, 5)).with_gpus("paceline", [Gpus("NVIDIA H200", 2, "570.1")])
+    assert "2 x NVIDIA H200, driver 570.1" in written(tmp_path, [run])
 
 
 @pytest.mark.parametrize("count", [3, 40, 5000])

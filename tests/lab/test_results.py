@@ -11,6 +11,7 @@ import pytest
 from made_replies import log_of, open_loop, steady
 
 from paceline.lab.experiment import read_experiment
+from paceline.lab.gpu_watch import Gpus
 from paceline.lab.measure import measure
 from paceline.lab.point import SCHEMA_VERSION, Counts, Point, Statistics
 from paceline.lab.results import (
@@ -112,7 +113,20 @@ def test_csv_has_a_row_a_point() -> None:
     assert second["reasons"].startswith("empty: ")
 
 
-@pytest.mark.parametrize("kind", [Results, MeasuredTarget, Point, Counts, Statistics, SearchResult, Probe])
+def test_the_most_gpus_seen_at_work_are_those_of_the_target() -> None:
+    found = results()
+    for count in (1, 4, 2, 0):
+        seen = [Gpus("NVIDIA H200", count, "570.1")] if count else []
+        found = found.with_gpus("engine", seen).with_gpus("another", seen)
+    assert [target.gpus for target in found.targets] == [[Gpus("NVIDIA H200", 4, "570.1")]]
+    assert json.loads(to_json(found))["targets"][0]["gpus"] == [{"name": "NVIDIA H200", "count": 4, "driver": "570.1"}]
+    assert from_json(to_json(found)) == found
+    older = json.loads(to_json(found))
+    del older["targets"][0]["gpus"]
+    assert from_json(json.dumps(older)).targets[0].gpus == []
+
+
+@pytest.mark.parametrize("kind", [Results, MeasuredTarget, Gpus, Point, Counts, Statistics, SearchResult, Probe])
 def test_every_field_is_described(kind: Any) -> None:
     text = DOCUMENT.read_text()
     assert [item.name for item in fields(kind) if f"`{item.name}`" not in text] == []

@@ -61,7 +61,7 @@ def recommend(
         target_load: Requests/s. The GPUs for it are counted in whole replicas.
         headroom: Share of each replica's goodput left free, 0 to below 1.
         hardware: What a replica of each engine runs on; the key ``""`` stands for engines that are not named. Without:
-            one of the only GPU that has a price.
+            what the results name, else one of the only GPU that has a price.
         workload: Where the runs have several, the one to judge by.
 
     Raises:
@@ -129,6 +129,8 @@ def _hardware(engine: Engine, prices: Prices, given: Mapping[str, Hardware]) -> 
     for name in (engine.name, engine.target.name, ""):
         if name in given:
             return given[name]
+    if len(engine.target.gpus) == 1:
+        return Hardware(engine.target.gpus[0].name, engine.target.gpus[0].count)
     if len(prices.gpu_hour) == 1:
         return Hardware(next(iter(prices.gpu_hour)))
     raise NoAdvice(

@@ -35,7 +35,7 @@ def recommend(
         typer.Option(
             metavar="[ENGINE=]COUNTxGPU",
             help="What a replica ran on, like vllm=2xH200, or 1xH200 for all engines. Repeat it for several. "
-            "Default: one of the GPU that has a price, if only one has.",
+            "Default: what the results name, else one of the GPU that has a price, if only one has.",
         ),
     ] = None,
     workload: Annotated[

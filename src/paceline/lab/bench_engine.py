@@ -10,6 +10,7 @@ from paceline.lab.client.log import StageLog
 from paceline.lab.client.machine import machine
 from paceline.lab.command_line import command_line
 from paceline.lab.experiment import StagePlan
+from paceline.lab.gpu_watch import watching
 from paceline.lab.in_process import serve_stage
 from paceline.lab.measure import measure
 from paceline.lab.results import MeasuredTarget, Results
@@ -33,29 +34,32 @@ def bench_engine(config: EngineConfig, plans: Sequence[StagePlan], constraints: 
     target = Target(name="in process", url="", model=config.model)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     command = command_line()
-    points = []
     knobs = {key: value for key, value in asdict(config).items() if key != "model"}
-    with LLM(config.model, **knobs) as llm:
-        first = [replace(request, due=0.0, after=None, id=id) for id, request in enumerate(stages[0].requests[:WARMUP])]
-        serve_stage(llm, replace(stages[0], requests=first))
-        for stage in stages:
-            log = StageLog(
-                stage=stage,
-                target=target,
-                started_at=started_at,
-                records=serve_stage(llm, stage),
-                client={},
-                interrupted=False,
-                machine={},
-                command=command,
-            )
-            points.append(measure(log, constraints))
-    return Results(
+    results = Results(
         experiment="engine",
         started_at=started_at,
         targets=[MeasuredTarget.of(target, {"paceline": version("paceline"), "knobs": knobs})],
         machine=machine(),
         commands=[command],
         constraints=[constraint.text for constraint in constraints],
-        points=points,
     )
+    with LLM(config.model, **knobs) as llm:
+        first = [replace(request, due=0.0, after=None, id=id) for id, request in enumerate(stages[0].requests[:WARMUP])]
+        serve_stage(llm, replace(stages[0], requests=first))
+        for stage in stages:
+            with watching(here=True) as watched:
+                records = serve_stage(llm, stage)
+            results = results.with_gpus(target.name, watched.gpus)
+            log = StageLog(
+                stage=stage,
+                target=target,
+                started_at=started_at,
+                records=records,
+                client={},
+                interrupted=False,
+                machine={},
+                command=command,
+            )
+            point = replace(measure(log, constraints), gpu=watched.figures or None)
+            results = replace(results, points=[*results.points, point])
+    return results

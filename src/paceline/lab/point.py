@@ -77,4 +77,4 @@ class Point:
     client: dict[str, float] = field(default_factory=dict)
     """What the client knows of itself: ``lateness_p99_s``, ``loop_delay_p99_s``, ``workers``, ``cpu``."""
     gpu: dict[str, float] | None = None
-    """``power_w``, ``energy_j``, ``utilisation``, where a GPU was watched."""
+    """``gpus``, ``power_w``, ``energy_j``, ``utilisation`` of the GPUs seen at work; None: there was none."""

@@ -2,12 +2,13 @@
 
 import csv
 import io
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from paceline.lab.gpu_watch import Gpus
 from paceline.lab.point import SCHEMA_VERSION, Point, Statistics
 from paceline.lab.search import SearchResult
 from paceline.lab.target import Target
@@ -27,6 +28,8 @@ class MeasuredTarget:
     command: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     """What it says of itself: version, limits."""
+    gpus: list[Gpus] = field(default_factory=list)
+    """Seen at work while it was measured; empty where none was, and where it runs on another machine."""
 
     @classmethod
     def of(cls, target: Target, info: dict[str, Any] | None = None) -> "MeasuredTarget":
@@ -52,6 +55,15 @@ class Results:
     searches: list[SearchResult] = field(default_factory=list)
     interrupted: bool = False
     """Ended before its last stage."""
+
+    def with_gpus(self, target: str, gpus: list[Gpus]) -> "Results":
+        """These results, where the named target has ``gpus`` if they are more than it had."""
+        count = sum(each.count for each in gpus)
+        targets = [
+            replace(item, gpus=gpus) if item.name == target and count > sum(each.count for each in item.gpus) else item
+            for item in self.targets
+        ]
+        return replace(self, targets=targets)
 
 
 def to_json(results: Results) -> str:

@@ -11,7 +11,7 @@ from paceline.lab.client.machine import machine
 from paceline.lab.client.run import Progress, run_stage
 from paceline.lab.command_line import command_line
 from paceline.lab.experiment import Experiment, SearchPlan, StagePlan, batch_stages, rate_stages
-from paceline.lab.gpu_watch import watching
+from paceline.lab.gpu_watch import is_local, watching
 from paceline.lab.measure import measure
 from paceline.lab.point import Point
 from paceline.lab.results import MeasuredTarget, Results
@@ -134,9 +134,10 @@ class ExperimentRun:
                 notify(target, stage.name, state)
 
         self.logs.append(path)
-        with watching(target) as gpu:
+        with watching(is_local(target.url)) as watched:
             run_stage(target, stage, path, workers=self.experiment.workers, on_progress=progress)
-        return replace(measure(read_log(path), self._constraints), gpu=gpu or None)
+        self.results = self.results.with_gpus(target.name, watched.gpus)
+        return replace(measure(read_log(path), self._constraints), gpu=watched.figures or None)
 
     def _take(self, target: Target, point: Point) -> None:
         self.results = replace(self.results, points=[*self.results.points, point])

@@ -159,6 +159,9 @@ def _runs(results: Sequence[Results], found: Sequence[Engine], logs: Sequence["S
             if engine.results is run:
                 target = engine.target
                 facts.append((engine.name, f"{target.model} at {target.url}"))
+                facts += [
+                    (f"{engine.name} GPU", f"{gpus.count} x {gpus.name}, driver {gpus.driver}") for gpus in target.gpus
+                ]
                 facts += list(_facts(target.info, f"{engine.name} "))
         if run.constraints:
             facts.append(("constraints", ", ".join(run.constraints)))

@@ -275,7 +275,7 @@ def test_what_the_run_was_is_told(tmp_path: Path) -> None:
     assert "Example CPU" in text
     assert "(last token - first token) / (n - 1)" in text
     assert verdicts_of(text)[0].startswith("Interrupted:")
-    assert "NVIDIA" not in text
+    assert "x NVIDIA" not in text
 
 
 def test_gpus_that_were_at_work_are_named(tmp_path: Path) -> None:

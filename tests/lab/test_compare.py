@@ -71,8 +71,30 @@ def test_attainment_is_compared_by_newcombe() -> None:
     assert (item.outcome, item.method, item.change) == ("unknown", "other constraints", None)
 
 
-def test_throughput_of_single_runs_has_no_interval() -> None:
-    item = row(compare(run(engine("a")), run(engine("b", 1.2))), "output_tokens_per_s")
+def closed(name: str, slower: float = 1.0, *, count: int = 200) -> Point:
+    """Four seats, a request a second each, times ``slower``, give or take a tenth."""
+    draw, ends, records = random.Random(name), [0.0] * 4, []
+    for id in range(count):
+        due, duration = ends[id % 4], slower * draw.uniform(0.9, 1.1)
+        ends[id % 4] += duration
+        records.append(steady(id, due, ttft=duration / 4, tpot=duration / 12, tokens=10))
+    point = measure(log_of(records, load={"kind": "concurrency", "batch": 4}, batch=4, client={}))
+    return replace(point, name="batch=4", target=name)
+
+
+@pytest.mark.parametrize(
+    ("slower", "outcome"), [(1.0, "indistinguishable"), (1.005, "indistinguishable"), (1.1, "worse"), (0.9, "better")]
+)
+def test_throughput_of_single_runs(slower: float, outcome: str) -> None:
+    item = row(compare(run(closed("a")), run(closed("b", slower))), "output_tokens_per_s")
+    assert (item.outcome, item.method) == (outcome, "spans of time")
+    assert item.change == pytest.approx(1 / slower, rel=0.02)
+    assert item.interval is not None
+    assert item.interval[1] / item.interval[0] < 1.1
+
+
+def test_throughput_of_a_run_that_is_too_short_is_unknown() -> None:
+    item = row(compare(run(closed("a")), run(closed("b", 1.2, count=12))), "output_tokens_per_s")
     assert item.change is not None
     assert (item.interval, item.outcome) == (None, "unknown")
     assert "repeats" in item.method

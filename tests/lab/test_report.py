@@ -259,6 +259,18 @@ def test_lateness_and_energy_have_columns_where_there_are_any(tmp_path: Path) ->
     assert (found["GPU power (W)"], found["GPU J/token"]) == ("600", "2.5")
 
 
+def test_throughput_is_shown_with_its_interval(tmp_path: Path) -> None:
+    known = {"intervals": {"output_tokens_per_s": (120.0, 136.0)}}
+    points = [point(rate=1.0, **known), point(rate=2.0), point(**known)]
+    text = written(tmp_path, [results(points)])
+    assert [cell for row in rows_of(text) for cell in row if "\N{PLUS-MINUS SIGN}" in cell] == 2 * [
+        "128 \N{PLUS-MINUS SIGN}6.2%"
+    ]
+    curve = traces(text, "chart-0-throughput")["paceline"]
+    assert (curve["error_y"]["array"], curve["error_y"]["arrayminus"]) == ([8, None], [8, None])
+    assert traces(text, "chart-1-throughput")["paceline"]["error_y"]["array"] == [8]
+
+
 def test_every_chart_is_one_that_plotly_knows(tmp_path: Path) -> None:
     points = [*rate_sweep("paceline", RATES, 5), point(), point(batch=4), invalid(point(rate=9.0), "rate: low")]
     data = data_of(written(tmp_path, [results(points)], [log(failed=3)]))

@@ -169,7 +169,7 @@ def _ratio_interval(a: Sequence[Point], b: Sequence[Point], metric: str) -> tupl
             return None, "too few requests or repeats for an interval"
         logs.append((math.log(value), (math.log(interval[0]), math.log(interval[1]))))
     low, high = difference_interval(*logs[0], *logs[1])
-    return (math.exp(low), math.exp(high)), "blocks of requests"
+    return (math.exp(low), math.exp(high)), "spans of time" if metric in RATES else "blocks of requests"
 
 
 def _constraints(points: Sequence[Point]) -> set[str]:

@@ -1,5 +1,6 @@
 """From the log of a stage to its point: every figure by the definitions in ``docs/lab.md``."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,7 +13,8 @@ from paceline.lab.gaps import gaps
 from paceline.lab.point import Counts, Point
 from paceline.lab.record import RequestRecord
 from paceline.lab.slo import Constraint
-from paceline.lab.statistics import Floats, Ints, Sample, blocks_of, effective_requests, summarize, wilson
+from paceline.lab.statistics import Floats, Interval, Ints, Sample, blocks_of, effective_requests, summarize, wilson
+from paceline.lab.throughput import Flow
 
 
 def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
@@ -38,6 +40,11 @@ def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
     share = float(kept.mean()) if judged else None
     worth = effective_requests(severity, kept, blocks) if judged else None
     found = validity.check(log, counts, samples, constraints)
+    rates = {
+        "output_tokens_per_s": _rate(tokens, window),
+        "requests_per_s": _rate(len(done), window),
+        "goodput_rps": _rate(int(kept.sum()), window) if judged else None,
+    }
     return Point(
         name=log.stage.name,
         target=log.target.name,
@@ -59,9 +66,9 @@ def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
         output_tokens=tokens,
         prompt_tokens=sum(record.prompt_tokens or 0 for record in done),
         window_s=window,
-        output_tokens_per_s=_rate(tokens, window),
-        requests_per_s=_rate(len(done), window),
-        goodput_rps=_rate(int(kept.sum()), window) if judged else None,
+        output_tokens_per_s=rates["output_tokens_per_s"],
+        requests_per_s=rates["requests_per_s"],
+        goodput_rps=rates["goodput_rps"],
         attainment=share,
         attainment_interval=None if share is None or worth is None else wilson(share, worth),
         effective_requests=worth,
@@ -70,9 +77,42 @@ def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
             f"{metric}_s.{name}": interval
             for metric, sample in samples.items()
             for name, interval in statistics.intervals(sample).items()
-        },
+        }
+        | _rate_intervals(log, asked, kept, window, rates),
         client=dict(log.client),
     )
+
+
+def _rate_intervals(
+    log: StageLog,
+    asked: Sequence[RequestRecord],
+    kept: npt.NDArray[np.bool_],
+    window: float | None,
+    rates: dict[str, float | None],
+) -> dict[str, Interval]:
+    """Of the rates that have one."""
+    done = [(record, good) for record, good in zip(asked, kept.tolist(), strict=True) if record.ok and record.deltas]
+    if window is None or not done:
+        return {}
+    # A seat of a closed loop is busy from the send on. Elsewhere a request may wait while others are served.
+    closed = log.stage.load.get("kind") == "concurrency"
+    begins = [record.sent if closed else record.first for record, _ in done]
+    flow = Flow(
+        begin=np.array(begins, dtype=np.float64),
+        end=np.array([record.last for record, _ in done], dtype=np.float64),
+        due=None if log.stage.offered_rate is None else np.array([record.due for record, _ in done]),
+        window_s=window,
+    )
+    weights = {
+        "output_tokens_per_s": np.array([float(record.output_tokens or 0) for record, _ in done]),
+        "requests_per_s": np.ones(len(done)),
+        "goodput_rps": np.array([float(good) for _, good in done]),
+    }
+    found = {}
+    for name, rate in rates.items():
+        if rate and (error := flow.error(weights[name])) is not None:
+            found[name] = (rate * math.exp(-error), rate * math.exp(error))
+    return found
 
 
 def _kept(asked: Sequence[RequestRecord], constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.bool_], Floats]:

@@ -73,7 +73,8 @@ class Point:
     constraints: dict[str, bool | None] = field(default_factory=dict)
     """Constraint, as written -> whether the point keeps it; None: not measured, which does not keep it."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """``ttft_s.mean``, ``tpot_s.p99``, ... -> 95% confidence interval; missing where the requests are too few."""
+    """``ttft_s.mean``, ``tpot_s.p99``, ``output_tokens_per_s``, ... -> 95% confidence interval; missing where the run
+    is too short for one."""
     client: dict[str, float] = field(default_factory=dict)
     """What the client knows of itself: ``lateness_p99_s``, ``loop_delay_p99_s``, ``workers``, ``cpu``."""
     gpu: dict[str, float] | None = None

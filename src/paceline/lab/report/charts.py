@@ -66,10 +66,16 @@ def panel_charts(panel: Panel, looks: dict[str, Look], limits: Sequence[Limit], 
         drawn = [limit for limit in limits if limit.metric == metric]
         if metric != "e2e" or drawn:
             charts.append(_latency(panel, looks, metric, drawn, f"{prefix}-{metric}"))
-    line = Line(lambda point: point.output_tokens_per_s, "output tokens/s")
+    line = Line(
+        lambda point: point.output_tokens_per_s,
+        "output tokens/s",
+        interval=lambda point: point.intervals.get("output_tokens_per_s"),
+    )
     charts.append(_plain(panel, looks, f"{prefix}-throughput", "Throughput", "of completed requests", line))
     if any(point.goodput_rps is not None for point in panel.points):
-        line = Line(lambda point: point.goodput_rps, "requests/s")
+        line = Line(
+            lambda point: point.goodput_rps, "requests/s", interval=lambda point: point.intervals.get("goodput_rps")
+        )
         charts.append(_plain(panel, looks, f"{prefix}-goodput", "Goodput", "requests that kept every constraint", line))
         charts.append(_attainment(panel, looks, f"{prefix}-attainment"))
     return [chart for chart in charts if chart.figure["data"]]
@@ -119,6 +125,8 @@ def _stroke(panel: Panel, statistic: str) -> str:
 def _plain(panel: Panel, looks: dict[str, Look], id: str, title: str, note: str, line: Line) -> Chart:
     layout = _layout(panel, line.unit)
     layout["yaxis"]["rangemode"] = "tozero"
+    if line.interval is not None and any(line.interval(point) is not None for point in panel.points):
+        note += "; bars: 95% interval"
     draw = _bars if panel.axis == "stage" else _traces
     return Chart(id, title, note, {"data": draw(panel, looks, line), "layout": layout})
 
@@ -127,7 +135,11 @@ def _attainment(panel: Panel, looks: dict[str, Look], id: str) -> Chart:
     def value(point: Point) -> float | None:
         return None if point.attainment is None else point.attainment * 100
 
-    data = _traces(panel, looks, Line(value, "%", interval=lambda point: point.attainment_interval))
+    def interval(point: Point) -> tuple[float, float] | None:
+        ends = point.attainment_interval
+        return None if ends is None else (100 * ends[0], 100 * ends[1])
+
+    data = _traces(panel, looks, Line(value, "%", interval=interval))
     layout = _layout(panel, "% of the requests sent")
     layout["yaxis"]["range"] = [0, 104]
     return Chart(
@@ -175,15 +187,14 @@ def _traces(panel: Panel, looks: dict[str, Look], line: Line) -> list[dict[str, 
 
 
 def _error_bars(values: list[tuple[float, tuple[float, float] | None]]) -> dict[str, Any]:
-    """Of percentages with intervals of shares."""
-    ends = [(value, span or (value / 100, value / 100)) for value, span in values]
+    """Of values with their intervals, where they have one."""
     return {
         "type": "data",
         "symmetric": False,
         "thickness": 1.2,
         "width": 3,
-        "array": [round(high * 100 - value, 3) for value, (_, high) in ends],
-        "arrayminus": [round(value - low * 100, 3) for value, (low, _) in ends],
+        "array": [short(max(0.0, span[1] - value)) if span else None for value, span in values],
+        "arrayminus": [short(max(0.0, value - span[0])) if span else None for value, span in values],
     }
 
 
@@ -200,6 +211,7 @@ def _bars(panel: Panel, looks: dict[str, Look], line: Line) -> list[dict[str, An
     for engine, points in panel.curves.items():
         chosen = [point for point in points if line.value(point) is not None]
         if chosen:
+            values = [(line.value(point) or 0.0, line.interval and line.interval(point)) for point in chosen]
             bars.append(
                 {
                     "type": "bar",
@@ -209,6 +221,7 @@ def _bars(panel: Panel, looks: dict[str, Look], line: Line) -> list[dict[str, An
                     "y": [short(line.value(point)) for point in chosen],
                     "text": [number(line.value(point)) if written else "" for point in chosen],
                     "textposition": "outside",
+                    "error_y": _error_bars(values),
                     "textangle": 0,
                     "cliponaxis": False,
                     "hovertext": ["" if point.valid else ", not valid" for point in chosen],

@@ -14,7 +14,11 @@ DEFINITIONS = (
     ("ITL", "Gaps between deltas, each divided by the tokens of the later delta."),
     ("E2E", "From the scheduled send to the last token."),
     ("Window", "From the first scheduled send to the last completion."),
-    ("Throughput", "Output tokens of completed requests / window."),
+    (
+        "Throughput",
+        "Output tokens of completed requests / window. Behind \N{PLUS-MINUS SIGN} half of the 95% confidence interval "
+        "from this one run; it knows nothing of what differs between runs.",
+    ),
     ("Goodput", "Requests that kept every constraint / window. A failure or a value not measured keeps none."),
     ("Attainment", "The share of the requests sent that kept every constraint, with its 95% confidence interval."),
     ("Constraint", "A limit of one statistic of one metric, for example ttft_p99 < 1s."),

@@ -107,12 +107,12 @@ def _rate_columns(points: Sequence[tuple[str, Point]]) -> list[Column]:
         own, other = point.output_tokens_per_s, base.get(load_of(point))
         return _number(own / other if own and other and point.valid else None)
 
-    columns = [Column("Output tokens/s", lambda _, point: _number(point.output_tokens_per_s))]
+    columns = [Column("Output tokens/s", lambda _, point: _rate(point, "output_tokens_per_s"))]
     if len(engines) > 1:
         columns.append(Column(f"x {engines[0]}", speed_up))
     return [
         *columns,
-        Column("Goodput/s", lambda _, point: _number(point.goodput_rps)),
+        Column("Goodput/s", lambda _, point: _rate(point, "goodput_rps")),
         Column("Attainment", lambda _, point: Cell(percent(point.attainment), _key(point.attainment))),
     ]
 
@@ -161,6 +161,14 @@ def _seconds(value: float | None) -> Cell:
 
 def _number(value: float | None) -> Cell:
     return Cell(number(value), _key(value))
+
+
+def _rate(point: Point, name: str) -> Cell:
+    """With half of its interval, where it has one."""
+    value: float | None = getattr(point, name)
+    if value is None or (interval := point.intervals.get(name)) is None:
+        return _number(value)
+    return Cell(f"{number(value)} \N{PLUS-MINUS SIGN}{percent((interval[1] - interval[0]) / 2 / value)}", _key(value))
 
 
 def _key(value: float | None) -> str:

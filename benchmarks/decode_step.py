@@ -25,9 +25,9 @@ from llama_shape import make_llama_shape
 
 from paceline.checkpoint.checkpoint import open_checkpoint
 from paceline.engine.config import EngineConfig
-from paceline.kernels.table import LinearTable, load_table, shipped_table
+from paceline.kernels.table import load_table, shipped_table
 from paceline.kernels.triton.attention_decode import DecodeTiles
-from paceline.layers import gpu_linear
+from paceline.layers.gpu_linear import Choices
 from paceline.layers.paged_attention import PagedAttention
 from paceline.runner.gpu import GPURunner
 
@@ -72,25 +72,17 @@ def replay_ms(work: Callable[[], object], replays: int) -> float:
 
 
 @contextmanager
-def settings(tiles: str, splits: str, linear: str, load_ahead: bool) -> Iterator[None]:
+def settings(tiles: str, splits: str) -> Iterator[None]:
     usual = PagedAttention._cut
 
     def cut(self: PagedAttention, rows: int, reach: int, itemsize: int, mixed: bool) -> tuple[DecodeTiles, int]:
         choice, count = usual(self, rows, reach, itemsize, mixed)
         if tiles:
             numbers = [int(part) for part in tiles.split(",") if part.isdigit()]
-            ahead = next((int(part.removeprefix("ahead")) for part in tiles.split(",") if "ahead" in part), 0)
-            choice = DecodeTiles(*numbers, early="early" in tiles, ahead=ahead)
+            choice = DecodeTiles(*numbers, early="early" in tiles)
         return choice, int(splits) if splits else count
 
-    def table(device: str) -> LinearTable | None:
-        return load_table(Path(linear)) if linear else shipped_table(device)
-
-    with (
-        patch.object(PagedAttention, "_cut", cut),
-        patch.object(gpu_linear, "shipped_table", table),
-        patch.object(gpu_linear, "LOAD_AHEAD", load_ahead),
-    ):
+    with patch.object(PagedAttention, "_cut", cut):
         yield
 
 
@@ -99,10 +91,9 @@ def main() -> None:
     parser.add_argument("--mode", default="bf16", choices=MODES)
     parser.add_argument("--batches", default="1,8,64")
     parser.add_argument("--context", type=int, default=2112)
-    parser.add_argument("--tiles", default="", help="TOKENS,WARPS,STAGES[,early][,aheadTOKENS]; several: /")
+    parser.add_argument("--tiles", default="", help="TOKENS,WARPS,STAGES[,early]; several: /")
     parser.add_argument("--splits", default="", help="several: /")
     parser.add_argument("--linear", default="", help="file of a table; several: a colon")
-    parser.add_argument("--load-ahead", action="store_true", help="norms load the weight behind them")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
@@ -110,15 +101,15 @@ def main() -> None:
         folder = make_llama_shape(Path(scratch) / "llama-3-8b")
         config = EngineConfig(model=str(folder), load_format="dummy", kv_cache_share=0.5, **MODES[options.mode])
         runner = GPURunner(config, open_checkpoint(folder))
+        shipped = shipped_table(torch.cuda.get_device_name())
         for batch in map(int, options.batches.split(",")):
             fill(runner, batch, options.context)
             for linear in options.linear.split(":"):
                 for tiles in options.tiles.split("/"):
                     for splits in options.splits.split("/"):
-                        with settings(tiles, splits, linear, options.load_ahead):
+                        with settings(tiles, splits):
                             for method in runner._decoder._methods.values():
-                                if hasattr(method, "_choices"):
-                                    method._choices = gpu_linear._Choices(torch.device("cuda"))
+                                method.choices = Choices(load_table(Path(linear)) if linear else shipped)
                             try:
                                 ms = replay_ms(partial(runner._decode, batch), REPLAYS)
                             except Exception as error:
@@ -132,7 +123,6 @@ def main() -> None:
                             "tiles": tiles,
                             "splits": splits,
                             "linear": linear,
-                            "load_ahead": options.load_ahead,
                         }
                         rows.append(row)
                         print(

@@ -10,7 +10,7 @@ TABLE = LinearTable(
     "Some GPU",
     {
         LinearShape("linear", 1, 64, 32, "bf16"): GemvConfig(2, 32, 8, 4, 4),
-        LinearShape("linear", 16, 64, 32, "bf16"): SkinnyConfig(64, 32, 2, 4, 4, ahead=8),
+        LinearShape("linear", 16, 64, 32, "bf16"): SkinnyConfig(64, 32, 2, 4, 4),
         LinearShape("linear", 64, 64, 32, "bf16"): Cublas(),
         LinearShape("gate_up", 16, 64, 32, "w8a8"): SkinnyConfig(64, 32, 1, 4, 8),
     },

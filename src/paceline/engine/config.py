@@ -52,7 +52,7 @@ class EngineConfig:
     block_size: int | None = None
     """Tokens in a KV block. None: 16 on a CPU, 64 on a GPU."""
     max_num_batched_tokens: int | None = None
-    """Token budget of a step. None: 2048 on a CPU, 8192 on a GPU."""
+    """Token budget of a step. None: 2048 on a CPU, 8448 on a GPU."""
     max_num_seqs: int | None = None
     """Sequences that run at once. None: 64 on a CPU, 1024 on a GPU."""
     max_model_len: int | None = None

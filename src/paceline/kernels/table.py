@@ -20,9 +20,23 @@ class SkinnyConfig:
     stages: int
     """Depth of the software pipeline."""
     warps: int
-    ahead: int = 0
-    """With dependent launch: lines of 128 bytes of each row, a power of 2, that are on their way to the L2 cache while
-    the kernel before still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingConfig:
+    """Tiles of `paceline.kernels.triton.ring_linear`."""
+
+    block_n: int
+    """Rows of the weight a program handles, a multiple of 64."""
+    block_k: int
+    """Columns a step."""
+    splits: int
+    """Programs that share a row's columns; each writes its own partial sum."""
+    stages: int
+    """Tiles in the ring."""
+    warps: int
+    late: bool = False
+    """With dependent launch: the kernel behind may start when the last tile is multiplied, not at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +59,11 @@ class Cublas:
     """The library's matrix product."""
 
 
-Choice = SkinnyConfig | GemvConfig | Cublas
+Choice = SkinnyConfig | RingConfig | GemvConfig | Cublas
 
-_METHODS: dict[str, type[SkinnyConfig] | type[GemvConfig] | type[Cublas]] = {
+_METHODS: dict[str, type[SkinnyConfig] | type[RingConfig] | type[GemvConfig] | type[Cublas]] = {
     "skinny": SkinnyConfig,
+    "ring": RingConfig,
     "gemv": GemvConfig,
     "cublas": Cublas,
 }
@@ -60,7 +75,8 @@ class LinearShape:
     """What a choice depends on."""
 
     op: str
-    """``linear``, or ``gate_up``: with SiLU and the product, whose weight has 2 n rows."""
+    """``linear``, or ``gate_up``: with SiLU and the product, whose weight has 2 n rows. ``norm_linear`` and
+    ``norm_gate_up``: with the norm in front, by `paceline.kernels.triton.gemv`."""
     rows: int
     """Tokens."""
     n: int

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.kernels.activation import silu_mul
 from paceline.kernels.fp8 import fp8_linear_reference, quantize_rows
 from paceline.kernels.norm import rms_norm
+from paceline.kernels.table import shipped_table
 from paceline.layers.fp8_weight import Fp8Weight
 
 Weight = Tensor | Fp8Weight
@@ -32,15 +33,20 @@ class LinearMethod(Protocol):
     def prepare(self, weight: Any) -> Any:
         """The weight ``[out, in]`` in the form that `apply` takes."""
 
-    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Any) -> Any:
-        """Adds ``delta`` to the residual stream, in place, and normalises the sum (RMSNorm): an operand.
+    def norm(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """Adds ``delta`` to the residual stream, in place, and normalises the sum (RMSNorm).
 
         Args:
             delta: what the last layer's `apply` gave; None: there is nothing to add.
             residual: ``[T, in]``.
             gain: the norm's weight, ``[in]``.
-            weight: what the operand will be multiplied by; a method may begin to load it.
         """
+
+    def normalise(
+        self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Any
+    ) -> tuple[Any, Tensor]:
+        """`norm` to an operand for this weight, and the residual stream from here on: in place, or a new tensor that
+        is complete once the operand has been used."""
 
     def apply(self, x: Any, weight: Any, bias: Tensor | None) -> Tensor:
         """``x @ weight.T + bias``: an operand to ``[T, out]``, or to partial sums ``[splits, T, out]`` in float32,
@@ -53,8 +59,13 @@ class LinearMethod(Protocol):
 class Plain(ABC):
     """Operands are tensors."""
 
-    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Any) -> Tensor:
+    def norm(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
         return rms_norm(residual if delta is None else residual.add_(delta), gain, eps)
+
+    def normalise(
+        self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self.norm(delta, residual, gain, eps), residual
 
     @abstractmethod
     def apply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor: ...
@@ -138,9 +149,10 @@ def linear_method(device: torch.device, dtype: torch.dtype, weight: type[Weight]
     """The first method that serves weights of this kind."""
     methods: list[LinearMethod] = [Fp8Reference()] if weight is Fp8Weight else list(METHODS)
     if device.type == "cuda":
-        from paceline.layers.gpu_linear import DenseGPU, Fp8GPU
+        from paceline.layers.gpu_linear import Choices, DenseGPU, Fp8GPU
 
-        methods.insert(0, Fp8GPU(device) if weight is Fp8Weight else DenseGPU(device))
+        choices = Choices(shipped_table(torch.cuda.get_device_name(device)))
+        methods.insert(0, Fp8GPU(choices) if weight is Fp8Weight else DenseGPU(choices))
     return next(method for method in methods if method.serves(device, dtype))
 
 
@@ -154,7 +166,10 @@ class Linear:
         self.weight = method.prepare(weight)
         self.bias = bias
 
-    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> Any:
+    def norm(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+        return self._method.norm(delta, residual, gain, eps)
+
+    def normalise(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> tuple[Any, Tensor]:
         return self._method.normalise(delta, residual, gain, eps, self.weight)
 
     def __call__(self, x: Any) -> Tensor:

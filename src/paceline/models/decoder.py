@@ -138,12 +138,12 @@ class Decoder:
         residual = F.embedding(tokens, self._embedding)
         delta = None
         for index, layer in enumerate(self._layers):
-            x = layer.qkv.normalise(delta, residual, layer.input_norm, eps)
+            x, residual = layer.qkv.normalise(delta, residual, layer.input_norm, eps)
             attended = attend(plans[layer.group], layer.qkv(x), layer.head_norms, cache, index)
             delta = layer.o(attended)
-            x = layer.gate_up.normalise(delta, residual, layer.mlp_norm, eps)
+            x, residual = layer.gate_up.normalise(delta, residual, layer.mlp_norm, eps)
             delta = layer.down(layer.gate_up.gated(x))
-        return self._head.normalise(delta, residual, self._norm, eps)
+        return self._head.norm(delta, residual, self._norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -153,7 +153,8 @@ class GPURunner:
         before = torch.cuda.mem_get_info(self._device)[0]
         length = min(tokens, spec.max_position)
         self._allocate([1] * groups, length)
-        largest = self._dummy([length] * (tokens // length))
+        rest = [tokens % length] if tokens % length else []
+        largest = self._dummy([length] * (tokens // length) + rest)
         head = self._decoder.logits(torch.zeros(1, spec.hidden_size, dtype=self._decoder.dtype, device=self._device))
         jobs: list[Callable[[], Any]] = [
             partial(self._sampler.warm_up, head),

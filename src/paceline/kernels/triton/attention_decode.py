@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paceline.kernels.triton.prefetch import LINE, prefetch
 from paceline.kernels.triton.rotary_cache import as_stored, check_cache, sum_splits
 
 LOG2_E = 1.4426950408889634
@@ -238,8 +237,6 @@ def _decode_kernel(
     PAIRS: tl.constexpr,
     NATIVE: tl.constexpr,
     EARLY: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINES: tl.constexpr,
     SUMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -291,11 +288,6 @@ def _decode_kernel(
         q_odd, acc_odd = q, acc
         high = tl.maximum(high, low + 1)  # one turn of the loop at least
     else:
-        if PDL and AHEAD > 0:
-            near = tile_blocks(table, low, high, BLOCK_SIZE, AHEAD)
-            head = kv_head * (BLOCK_SIZE * D) + tl.arange(0, LINES)[None, :] * (D // LINES)
-            prefetch(key_cache + head + tile_slots(near, key_stride, low, D, BLOCK_SIZE, AHEAD))
-            prefetch(value_cache + head + tile_slots(near, value_stride, low, D, BLOCK_SIZE, AHEAD))
         q, q_odd, highest, total, acc, acc_odd = _begin(
             query, key_cache, value_cache, cos_sin, q_norm, k_norm, kv_head, context, newest, split == active - 1,
             split_stride, key_stride, value_stride, softmax_scale, eps, k_scale, v_scale, compute_type, KV_HEADS, GROUP,
@@ -380,7 +372,6 @@ class DecodeTiles:
         stages: one more than the tiles that are loaded ahead.
         early: the fused kernel loads keys and values before it waits for ``qkv``. Takes more registers: for few rows.
         registers: of a thread at most, so that more programs run at a time; None: what the compiler takes.
-        ahead: tokens, 0 or a power of 2, whose keys and values the L2 cache loads before the kernel waits for ``qkv``.
     """
 
     tokens: int
@@ -388,7 +379,6 @@ class DecodeTiles:
     stages: int
     early: bool = False
     registers: int | None = None
-    ahead: int = 0
 
     @classmethod
     def of(cls, head_dim: int, itemsize: int) -> "DecodeTiles":
@@ -637,8 +627,6 @@ def _launch(
         PAIRS=key_cache.element_size() == 1,
         NATIVE=key_cache.is_cuda,
         EARLY=tiles.early and cos_sin is not None,
-        AHEAD=tiles.ahead,
-        LINES=1 << max(1, head_dim * key_cache.element_size() // LINE.value).bit_length() - 1,
         # Warps that share the tokens of a tile would have to meet for a sum: one a column, until the end, spares that.
         SUMS=tiles.tokens if tiles.warps > 1 else 1,
         PDL=pdl,

@@ -10,12 +10,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.triton.fp8 import quantized
-from paceline.kernels.triton.prefetch import LINE, prefetch
-
-AHEAD_LINES = 512
-"""Lines that one program loads ahead."""
-AHEAD_PROGRAMS = 192
-"""Together 12 MiB: what memory delivers while a norm runs."""
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -29,21 +23,12 @@ def _norm_kernel(
     width,
     residual_stride,
     eps,
-    ahead,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     FP8: tl.constexpr,
-    LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    if LINES > 0:  # noqa: SIM102, a constant and a number of the GPU are no condition together
-        if token >= tokens:  # a program that only loads ahead, while memory has nothing else to do
-            if PDL:
-                gdc_launch_dependents()
-            line = (token - tokens) * LINES + tl.arange(0, LINES)
-            prefetch(ahead + line * (LINE // (ahead.dtype.element_ty.primitive_bitwidth // 8)))
-            return
     column = tl.arange(0, BLOCK)
     inside = column < width
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
@@ -73,7 +58,6 @@ def rms_norm(
     eps: float,
     *,
     out: Tensor | None = None,
-    ahead: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Normalises the rows of ``x``.
@@ -82,22 +66,19 @@ def rms_norm(
         x: ``[T, H]``, the model's dtype or float32; rows may be strided.
         weight: ``[H]``, the model's dtype.
         out: where the result goes.
-        ahead: what the next kernel reads, contiguous; its first bytes go to the L2 cache meanwhile.
         pdl: start while the kernel before still runs (programmatic dependent launch).
 
     Returns:
         ``[T, H]`` in the dtype of ``weight``.
     """
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device) if out is None else out
-    _launch(None, x, weight, eps, out, None, ahead, pdl)
+    _launch(None, x, weight, eps, out, None, pdl)
     return out
 
 
-def rms_norm_fp8(
-    x: Tensor, weight: Tensor, eps: float, *, ahead: Tensor | None = None, pdl: bool = False
-) -> tuple[Tensor, Tensor]:
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
     """`rms_norm` to float8_e4m3fn ``[T, H]`` with one scale a token, float32 ``[T]``."""
-    return add_rms_norm_fp8(None, x, weight, eps, ahead=ahead, pdl=pdl)
+    return add_rms_norm_fp8(None, x, weight, eps, pdl=pdl)
 
 
 def add_rms_norm(
@@ -107,7 +88,6 @@ def add_rms_norm(
     eps: float,
     *,
     out: Tensor | None = None,
-    ahead: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Adds ``delta`` to the residual stream and normalises the sum, as the residual's dtype rounds it.
@@ -117,13 +97,13 @@ def add_rms_norm(
         residual: ``[T, H]``, the model's dtype or float32; overwritten with the sum. Rows may be strided.
         weight: ``[H]``, the model's dtype.
         out: where the result goes.
-        ahead, pdl: as in `rms_norm`.
+        pdl: as in `rms_norm`.
 
     Returns:
         ``[T, H]`` in the dtype of ``weight``.
     """
     out = torch.empty(residual.shape, dtype=weight.dtype, device=residual.device) if out is None else out
-    _launch(delta, residual, weight, eps, out, None, ahead, pdl)
+    _launch(delta, residual, weight, eps, out, None, pdl)
     return out
 
 
@@ -133,7 +113,6 @@ def add_rms_norm_fp8(
     weight: Tensor,
     eps: float,
     *,
-    ahead: Tensor | None = None,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` to float8_e4m3fn ``[T, H]`` with one scale a token, float32 ``[T]``.
@@ -142,7 +121,7 @@ def add_rms_norm_fp8(
     """
     out = torch.empty(residual.shape, dtype=torch.float8_e4m3fn, device=residual.device)
     scale = torch.empty(len(residual), dtype=torch.float32, device=residual.device)
-    _launch(delta, residual, weight, eps, out, scale, ahead, pdl)
+    _launch(delta, residual, weight, eps, out, scale, pdl)
     return out, scale
 
 
@@ -153,7 +132,6 @@ def _launch(
     eps: float,
     out: Tensor,
     scale: Tensor | None,
-    ahead: Tensor | None,
     pdl: bool,
 ) -> None:
     tokens, width = residual.shape
@@ -165,8 +143,7 @@ def _launch(
         return
     splits = 0 if delta is None else delta.shape[0] if delta.dim() == 3 else 1
     block = triton.next_power_of_2(width)
-    loading = 0 if ahead is None else min(AHEAD_PROGRAMS, ahead.nbytes // (AHEAD_LINES * LINE.value))
-    _norm_kernel[(tokens + loading,)](
+    _norm_kernel[(tokens,)](
         residual if delta is None else delta,
         residual,
         weight,
@@ -176,11 +153,9 @@ def _launch(
         width,
         residual.stride(0),
         eps,
-        residual if ahead is None else ahead,
         SPLITS=splits,
         BLOCK=block,
         FP8=scale is not None,
-        LINES=AHEAD_LINES if loading else 0,
         PDL=pdl,
         num_warps=max(1, min(16, block // 512)),
         **({"launch_pdl": True} if pdl else {}),

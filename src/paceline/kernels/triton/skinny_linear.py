@@ -13,7 +13,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.table import SkinnyConfig
-from paceline.kernels.triton.prefetch import LINE, prefetch
 
 MAX_ROWS = 64
 """More tokens are faster by cuBLAS."""
@@ -44,7 +43,6 @@ def _skinny_kernel(
     FP8_WEIGHT: tl.constexpr,
     FP8_X: tl.constexpr,
     EVEN_K: tl.constexpr,
-    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``part``: columns of the weight a program handles, a multiple of BLOCK_K. ``out`` [splits, rows, n]."""
@@ -63,13 +61,15 @@ def _skinny_kernel(
     acc_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if PDL:
         gdc_launch_dependents()
-        if AHEAD > 0:
-            line = tl.arange(0, AHEAD)[None, :] * (LINE // (weight.dtype.element_ty.primitive_bitwidth // 8))
-            ahead = tl.minimum(first + line, k - 1)
-            prefetch(weight + inner_n[:, None].to(tl.int64) * k + ahead)
-            if GATED:
-                prefetch(weight + (inner_n + n)[:, None].to(tl.int64) * k + ahead)
+    # Before the loop, so that nobody waits for them behind it.
+    if FP8_WEIGHT:
+        scale = tl.load(weight_scale + inner_n)[:, None]
+        if GATED:
+            scale_up = tl.load(weight_scale + n + inner_n)[:, None]
+    if PDL:
         gdc_wait()
+    if FP8_X:
+        token_scale = tl.load(x_scale + tl.minimum(row_m, rows - 1))[None, :]
     for at in tl.range(first, last, BLOCK_K, num_stages=STAGES):
         inside = at + column < k
         w = tl.load(weights + at) if EVEN_K else tl.load(weights + at, mask=inside[None, :], other=0.0)
@@ -84,11 +84,10 @@ def _skinny_kernel(
                 u = u.to(a.dtype)
             acc_up = tl.dot(u, a, acc_up, input_precision="ieee")
     if FP8_WEIGHT:
-        acc *= tl.load(weight_scale + inner_n)[:, None]
+        acc *= scale
         if GATED:
-            acc_up *= tl.load(weight_scale + n + inner_n)[:, None]
+            acc_up *= scale_up
     if FP8_X:
-        token_scale = tl.load(x_scale + tl.minimum(row_m, rows - 1))[None, :]
         acc *= token_scale
         acc_up *= token_scale
     if HAS_BIAS:
@@ -196,7 +195,6 @@ def skinny_linear(
         FP8_WEIGHT=weight_scale is not None,
         FP8_X=x_scale is not None,
         EVEN_K=k % config.block_k == 0,
-        AHEAD=config.ahead if pdl else 0,
         PDL=pdl,
         num_warps=config.warps,
         **({"launch_pdl": True} if pdl else {}),

@@ -175,15 +175,19 @@ def test_closed_stage_keeps_its_seats(data: st.DataObject, batch: int, n: int) -
     service = [output * 0.01 for output in outputs]  # as long as they are: the load that the seats are given out for
     stage = closed_stage("s", [Draft([1], output, 1) for output in outputs], batch, deadline_s=9)
     assert (stage.batch, stage.offered_rate, stage.load) == (batch, None, {"kind": "concurrency", "batch": batch})
-    assert all(request.due == 0 for request in stage.requests)
+    seats = [request for request in stage.requests if request.after is None]
+    assert [request.due for request in seats] == pytest.approx([0.0001 * place for place in range(len(seats))])
+    assert all(request.due == 0 for request in stage.requests if request.after is not None)
     counts = in_flight(stage, service)
     assert max(count for _, count in counts) == min(batch, n)
     starts = {}
     for request in stage.requests:  # a request starts when the one that held its seat has ended
-        starts[request.id] = 0.0 if request.after is None else starts[request.after] + service[request.after]
+        ended = 0.0 if request.after is None else starts[request.after] + service[request.after]
+        starts[request.id] = ended + request.due
     assert len(starts) == n
     last_start = max(starts.values())
-    assert all(count == min(batch, n) for time, count in counts if time < last_start - 1e-9)
+    full = seats[-1].due
+    assert all(count == min(batch, n) for time, count in counts if full <= time < last_start - 1e-9)
 
 
 @settings(deadline=None)
@@ -199,7 +203,7 @@ def test_a_session_keeps_its_seat() -> None:
     assert [request.prompt for request in stage.requests] == ["a", "a2", "b", "c"]
     assert [request.id for request in stage.requests] == [0, 1, 2, 3]
     assert [request.after for request in stage.requests] == [None, 0, None, 1]
-    assert [request.due for request in stage.requests] == [0.0, 2.0, 0.0, 0.0]
+    assert [request.due for request in stage.requests] == [0.0, 2.0, 0.0001, 0.0]
     assert [request.needs for request in stage.requests] == [False, True, False, False]
 
 

@@ -32,6 +32,8 @@ EVENTS = 64
 """Most sockets that are read, and requests that are sent, before the loop looks at the clock again."""
 EARLY_S = 0.0002
 """A sleep ends up to this much late; the last part of a wait for a send looks at the clock instead."""
+AHEAD_S = 0.1
+"""Requests due so soon after the start find a connection."""
 CONNECT_S = 5.0
 """Longest wait before the start for connections."""
 FLUSH_S = 0.25
@@ -75,7 +77,7 @@ class Worker:
     def connect(self) -> None:
         """Opens connections for the requests that are due at the start, so that a burst is one of requests. What
         cannot be opened now is tried again, and reported, when its request is sent."""
-        for _ in range(sum(due <= 0 for due, _ in self._ready)):
+        for _ in range(sum(due < AHEAD_S for due, _ in self._ready)):
             try:
                 connection = Connection(self._plan.address, self._tls)
             except OSError:

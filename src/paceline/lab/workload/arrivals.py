@@ -18,6 +18,9 @@ from paceline.lab.workload.draft import Draft
 from paceline.lab.workload.generator import generator
 from paceline.lab.workload.invalid import InvalidWorkload
 
+SEAT_GAP_S = 0.0001
+"""Between the first sends of the seats of a closed loop: what one core of a client keeps up with."""
+
 
 def burst(n: int) -> list[float]:
     """All at once."""
@@ -107,6 +110,9 @@ def closed_stage(
 ) -> Stage:
     """Fixed concurrency: ``batch`` seats, and a request follows at once the one that held its seat.
 
+    Seats start `SEAT_GAP_S` apart. Nobody can send a thousand requests at one instant: the last would be late, and that
+    would count as time that the engine took.
+
     Seats are given out beforehand: the next request takes the one with the fewest output tokens so far, which is the
     one that becomes free first where requests advance together. A session keeps its seat through all its turns, and
     while its user thinks; the stage's requests are in order of the sessions.
@@ -124,7 +130,8 @@ def closed_stage(
     for session in _sessions(drafts):
         tokens, seat, last = seats[0]
         for draft in session:
-            requests.append(_planned(len(requests), draft, 0.0 if draft is session[0] else draft.delay_s, last))
+            due = draft.delay_s if draft is not session[0] else seat * SEAT_GAP_S if last is None else 0.0
+            requests.append(_planned(len(requests), draft, due, last))
             last = requests[-1].id
             tokens += draft.output_tokens
         heapq.heapreplace(seats, (tokens, seat, last))

@@ -202,9 +202,11 @@ def tune(step: Step, rows: int, dtype: str, methods: set[str], say: Callable[[st
     for name in names:
         shape = shapes[name]
         start = Choices(LinearTable("", step.known)).of(shape.op, rows, shape.n, shape.k, dtype) or Cublas()
-        winner = fastest(name, shape, start, trials[name])
-        if isinstance(winner, RingConfig):
-            fastest(name, shape, winner, [replace(winner, late=True)])
+        rings = [each for each in trials[name] if isinstance(each, RingConfig)]
+        winner = fastest(name, shape, start, [each for each in trials[name] if each not in rings])
+        if rings:
+            ring = fastest(name, shape, rings[0], rings[1:])
+            fastest(name, shape, winner, [ring, replace(ring, late=True)])
     whole = [GemvConfig(n * (2 if dtype == "w8a16" else 1), 4096, *rest) for n, *rest in WITH_NORM]
     fused_shapes = {name: replace(shapes[name], op=f"norm_{shapes[name].op}") for name in fused}
     step.compile(rows, [(name, fused_shapes[name], choice) for name in fused for choice in whole])

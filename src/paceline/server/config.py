@@ -45,7 +45,7 @@ class ServerConfig:
     """Most candidates a prompt."""
     max_logprobs: int = MAX_LOGPROBS
     """Most alternatives a token, for ``logprobs``, ``top_logprobs`` and ``prompt_logprobs``."""
-    max_waiting: int = 1024
+    max_waiting: int = 8192
     """Most sequences (prompts x n) that wait for their first token at once; more get a 429."""
     max_concurrent: int = 4096
     """Most HTTP requests for text open at once; more get a 429."""

@@ -102,34 +102,6 @@ def test_batch_restarts_the_engine_for_every_size(command, tmp_path):
     assert "(engine)" in output
 
 
-def test_an_experiment_file_names_everything(command, tmp_path):
-    port = command[1].rsplit(":", 1)[1]
-    serve = [part for part in command[5].split() if part not in ("--max-num-seqs", "{batch}")]
-    file = tmp_path / "experiment.toml"
-    file.write_text(f"""
-name = "small"
-slo = "ttft_p50<1s"
-warmup = 0
-[[targets]]
-name = "clock"
-url = "http://127.0.0.1:{port}"
-model = "smollm2"
-command = {json.dumps(serve)}
-[throughput]
-shapes = [[8, 4]]
-requests = 5
-[[stages]]
-name = "ramp"
-workload = {{kind = "fixed", input = 4, output = 3, requests = 6}}
-load = {{kind = "ramp", start_rate = 10.0, end_rate = 40.0}}
-""")
-    code, output = invoke("run", file, "--json", tmp_path / "x.json", "--logs", tmp_path / "logs")
-    assert code in (0, 1), output
-    points = json.loads((tmp_path / "x.json").read_text())["points"]
-    assert [point["name"] for point in points] == ["ramp", "8x4"]
-    assert all(point["requests"]["failed"] == 0 for point in points)
-
-
 def test_an_interrupted_run_leaves_logs_and_a_partial_report(command, tmp_path):
     server = [part.replace("--max-num-seqs {batch}", "") for part in command]
     arguments = ["rate", *server, "--rates", "50,1", "--requests", "20", "--input", "8", "--output", "3",
@@ -158,6 +130,17 @@ def test_an_interrupted_run_leaves_logs_and_a_partial_report(command, tmp_path):
         (["rate", "--url", "ftp://x"], "not like http://"),
         (["rate", "--url", "http://a", "--rates", "1,x"], "--rates: 'x' is no number"),
         (["rate", "--url", "http://a", "--rates", "0"], "not above 0"),
+        (["rate", "--url", "http://a", "--rates", "inf"], "not finite"),
+        (["rate", "--url", "http://a:99999"], "not like http://"),
+        (["rate", "--url", "http://a", "--rates", "5", "--find", "2"], "no range of loads"),
+        (["rate", "--url", "http://a", "--find", "9", "--slo", ""], "slo is missing"),
+        (["rate", "--url", "http://a", "--command", "serve {batch}"], "only closed loops have"),
+        (["rate", "--url", "http://a", "--command", "serve 'x"], "--command: No closing quotation"),
+        (["rate", "--url", "http://a", "--slo", "ttft_p99>1s"], "is no constraint"),
+        (["rate", "--url", "http://a", "--deadline", "nan"], "deadline: must be"),
+        (["rate", "--url", "http://a", "--json", "/proc/no/x.json"], "cannot be written"),
+        (["rate", "--url", "http://a", "--token-ids", "1,99999999999"], "token_ids: must rise"),
+        (["replay", "nowhere.csv", "--url", "http://a"], "nowhere.csv: No such file or directory"),
         (["rate", "--url", "http://a", "--slo", "ttft<1s"], "ttft<1s"),
         (["throughput", "--url", "http://a", "--shapes", "128"], "128x128"),
         (["batch", "--url", "http://a", "--url", "http://b", "--command", "x"], "one server"),
@@ -175,7 +158,41 @@ def test_what_cannot_be_measured_is_said_in_one_line(arguments, message):
 def test_a_server_that_is_not_there(tmp_path):
     code, output = invoke("rate", "--url", f"http://127.0.0.1:{free_port()}", "--requests", 2, "--logs", tmp_path)
     assert code == 1
-    assert "does not answer" in output
+    assert "does not answer: Connection refused" in output
+    assert "no valid point" not in output
+
+
+def test_an_experiment_file_and_an_engine_that_fails_leaves_the_others(command, tmp_path):
+    """One whose command does not exist, one that ends at once, one that refuses every request, and a good one."""
+    port = command[1].rsplit(":", 1)[1]
+    serve = [part for part in command[5].split() if part not in ("--max-num-seqs", "{batch}")]
+    targets = [
+        {"name": "none", "command": ["no-such-command"]},
+        {"name": "ends", "command": [sys.executable, "-c", "print('why {0: 1}'); raise SystemExit(3)"]},
+        {"name": "refuses", "command": serve, "model": "another"},
+        {"name": "good", "command": serve},
+    ]
+    tables = [f"[[targets]]\nurl='http://127.0.0.1:{port}/v1/'\n" for _ in targets]
+    for place, target in enumerate(targets):
+        tables[place] += "".join(f"{key} = {json.dumps(value)}\n" for key, value in target.items())
+    file = tmp_path / "experiment.toml"
+    file.write_text("warmup = 2\n" + "".join(tables) + "[throughput]\nshapes = [[8, 4], [8, 4]]\nrequests = 5\n"
+                    "[[stages]]\nname = 'ramp'\nworkload = {kind = 'fixed', input = 4, output = 3, requests = 6}\n"
+                    "load = {kind = 'ramp', start_rate = 10, end_rate = 40.0}\n")  # fmt: skip
+    code, output = invoke("run", file, "--json", tmp_path / "new" / "x.json", "--logs", tmp_path / "logs")
+    assert code == 1
+    assert "none: cannot run no-such-command: No such file or directory" in output
+    assert "ends: ended by itself with status 3; it printed:\nwhy {0: 1}" in output
+    assert "refuses: no request before the first stage was answered: HTTP 404: the model 'another'" in output
+    results = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert [point["name"] for point in results["points"]] == ["ramp", "8x4", "8x4 #2"]
+    assert all(point["target"] == "good" and point["requests"]["failed"] == 0 for point in results["points"])
+    assert results["interrupted"] is True
+    assert results["targets"][3]["model"] == "smollm2"  # as the server says
+
+
+ENGINE = "[[targets]]\nname = 'a'\nurl = 'http://a:1'\n"
+THROUGHPUT = "[throughput]\nrequests = 1\n"
 
 
 @pytest.mark.parametrize(
@@ -183,10 +200,21 @@ def test_a_server_that_is_not_there(tmp_path):
     [
         ("name = 1 2", "experiment.toml"),
         ("what = 1", "unknown key what"),
-        ("[[targets]]\nname='a'\nurl='u'\nmodel='m'", "names no"),
         ("[rate]\nrates=[1]\ninput=1\noutput=1\nrequests=1", "names no"),
         ("[[targets]]\nname='a'\nurl='u'\nmodel='m'\nport=1", "unknown key port"),
-        ("[rate]\nrate=[1]", "rate"),
+        ("[rate]\nrate=[1]", "unknown key rate"),
+        ("[rate]\nrates=3", "rates: Expected `array`"),
+        ("[rate]\nrates=[1]", "input, output, requests missing"),
+        ("warmup = 'two'", "warmup: Expected `int`"),
+        (ENGINE, "names no"),
+        (2 * ENGINE + THROUGHPUT, "two engines have the same name"),
+        ("warmup = -1\n" + ENGINE + THROUGHPUT, "warmup: must be at least 0"),
+        ("workers = 0\n" + ENGINE + THROUGHPUT, "workers: must be at least 1"),
+        (ENGINE.replace("http://", "") + THROUGHPUT, "url: 'a:1' is not like"),
+        (ENGINE + "command = 'serve'\n" + THROUGHPUT, "command: Expected `array`"),
+        (ENGINE + THROUGHPUT + "[search]\nover='rate'\nlow=1\nhigh=2", "slo is missing"),
+        (ENGINE + THROUGHPUT + "[search]\nover='speed'\nlow=1\nhigh=2", "over must be rate or batch"),
+        (ENGINE + "[[stages]]\nname='s'\nworkload={}", "load missing"),
     ],
 )
 def test_a_wrong_experiment_names_the_key(tmp_path, text, message):

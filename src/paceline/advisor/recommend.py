@@ -65,7 +65,8 @@ def recommend(
         workload: Where the runs have several, the one to judge by.
 
     Raises:
-        NoAdvice: no constraint is known, the runs have several workloads, or it is not known what engines run on.
+        NoAdvice: no constraint is known, the runs have several workloads, it is not known what engines run on, or
+            ``hardware`` names an engine that is none of them.
     """
     if not 0 <= headroom < 1:
         raise NoAdvice(f"headroom is {headroom}; it is a share from 0 to below 1")
@@ -74,6 +75,10 @@ def recommend(
     found = engines(results)
     if not found:
         raise NoAdvice("the results name no engine")
+    known = {name for engine in found for name in (engine.name, engine.target.name, "")}
+    if strange := sorted(set(hardware or {}) - known):
+        names = listing([repr(engine.name) for engine in found])
+        raise NoAdvice(f"the results have no engine {strange[0]!r} to run on a GPU; they have {names}")
     stated = {", ".join(run.constraints) for run in results if run.constraints}
     if not constraints and len(stated) != 1:
         made = f"were made for {' and for '.join(sorted(stated))}" if stated else "have none"

@@ -25,7 +25,14 @@ def failures() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, InvalidRequest, EngineDead, OSError) as error:
-        raise fail(str(error), code=1) from error
+        raise fail(words(error), code=1) from error
+
+
+def words(error: Exception) -> str:
+    """Of a file: its name and what is wrong with it, without an error number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def fail(message: str, *, code: int) -> typer.Exit:

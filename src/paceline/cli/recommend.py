@@ -124,7 +124,8 @@ def _choice(found: "Recommendation", choice: "Candidate | None") -> str:
     cost = f"{number(choice.cost_per_million_tokens)} {found.currency} a million output tokens"
     if found.target_load is None:
         return f"Choice: {choice.engine} keeps {limits} at {cost}."
-    load = f"{number(found.target_load)} requests/s on {choice.replicas} replicas of {choice.hardware}"
+    replicas = "replica" if choice.replicas == 1 else "replicas"
+    load = f"{number(found.target_load)} requests/s on {choice.replicas} {replicas} of {choice.hardware}"
     return f"Choice: {choice.engine} keeps {limits} at {load}, {cost}."
 
 

@@ -1,6 +1,6 @@
 """Measures an engine in this process, over the same stages and by the same definitions as over HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -23,8 +23,10 @@ WARMUP = 4
 """Requests before the first stage."""
 
 
-def bench_engine(config: EngineConfig, plans: Sequence[StagePlan], constraints: Sequence[Constraint]) -> Results:
-    """Loads the engine once and carries out every stage.
+def bench_engine(
+    config: EngineConfig, plans: Sequence[StagePlan], constraints: Sequence[Constraint]
+) -> Iterator[Results]:
+    """Loads the engine once and carries out every stage; gives what is measured so far after each.
 
     Raises:
         CheckpointError, InvalidConfig: the engine cannot be made.
@@ -61,5 +63,6 @@ def bench_engine(config: EngineConfig, plans: Sequence[StagePlan], constraints: 
                 command=command,
             )
             point = replace(measure(log, constraints), gpu=watched.figures or None)
-            results = replace(results, points=[*results.points, point])
-    return results
+            points = [*results.points, point]
+            results = replace(results, points=points, interrupted=len(points) < len(stages))
+            yield results

@@ -1,12 +1,17 @@
 """What to measure: targets, stages and constraints, from flags or from a TOML file."""
 
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from paceline.lab.target import Target
+import msgspec
+
+from paceline.lab.target import Target, server_url
 
 
 class InvalidExperiment(ValueError):
@@ -27,6 +32,10 @@ class StagePlan:
     ignore_eos: bool = True
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
 
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline_s < math.inf:
+            raise InvalidExperiment(f"deadline: must be a number of seconds above 0, not {self.deadline_s:g}")
+
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
@@ -40,6 +49,18 @@ class SearchPlan:
     """Share of the requests that must keep every constraint."""
     tolerance: float = 0.05
     """How close the answer is to the edge, as a share of it."""
+
+    def __post_init__(self) -> None:
+        if self.over not in ("rate", "batch"):
+            raise InvalidExperiment(f"search: over must be rate or batch, not {self.over!r}")
+        if not 0 < self.low <= self.high < math.inf:
+            raise InvalidExperiment(f"search: {self.low:g} to {self.high:g} is no range of loads; it starts above 0")
+        if self.over == "batch" and not (float(self.low).is_integer() and float(self.high).is_integer()):
+            raise InvalidExperiment("search: a batch is a whole number")
+        if not 0 < self.attainment <= 1:
+            raise InvalidExperiment(f"search: attainment must be above 0 and at most 1, not {self.attainment:g}")
+        if not 0 < self.tolerance < 1:
+            raise InvalidExperiment(f"search: tolerance must be between 0 and 1, not {self.tolerance:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +77,29 @@ class Experiment:
     """Processes that send; None: as many as the load needs."""
     warmup: int = 4
     """Requests sent to an engine before its first stage; they are not measured."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            InvalidExperiment: nothing can be measured so, or two things would have one name.
+        """
+        for what, names in (("engines", [target.name for target in self.targets]), ("stages", self.stage_names)):
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise InvalidExperiment(f"two {what} have the same name, {twice[0]!r}: give them names of their own")
+        if self.workers is not None and self.workers < 1:
+            raise InvalidExperiment(f"workers: must be at least 1, not {self.workers}")
+        if self.warmup < 0:
+            raise InvalidExperiment(f"warmup: must be at least 0, not {self.warmup}")
+        if self.search is not None and not self.slo:
+            raise InvalidExperiment("slo is missing: a search looks for the highest load that keeps constraints")
+        open_loop = any(stage.load.get("kind") != "concurrency" for stage in self.stages)
+        by_rate = self.search is not None and self.search.over == "rate"
+        if (open_loop or by_rate) and any("{batch}" in part for target in self.targets for part in target.command):
+            raise InvalidExperiment("command: {batch} stands for the requests at once, which only closed loops have")
+
+    @property
+    def stage_names(self) -> list[str]:
+        return [stage.name for stage in self.stages]
 
 
 SHAPES = ((128, 128), (2048, 128), (128, 2048), (2048, 2048))
@@ -105,6 +149,20 @@ def read_shapes(text: str) -> list[tuple[int, int]]:
     return shapes
 
 
+def numbered(stages: Sequence[StagePlan]) -> list[StagePlan]:
+    """A stage that comes again is a repeat: ``rate=3 #2``, with other arrivals."""
+    seen: Counter[str] = Counter()
+    found = []
+    for stage in stages:
+        seen[stage.name] += 1
+        if (count := seen[stage.name]) > 1:
+            stage = replace(stage, name=f"{stage.name} #{count}")
+            if stage.load.get("kind") in ("poisson", "gamma"):
+                stage = replace(stage, load={**stage.load, "seed": stage.load.get("seed", 0) + count - 1})
+        found.append(stage)
+    return found
+
+
 def with_prompts(
     stages: Sequence[StagePlan], token_ids: Sequence[int], seed: int, deadline_s: float
 ) -> list[StagePlan]:
@@ -131,48 +189,78 @@ def read_experiment(path: Path) -> Experiment:
         InvalidExperiment: no such file, no TOML, or a key that is missing, unknown or of a wrong type.
     """
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidExperiment(f"{path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidExperiment(f"{path}: {error}") from error
-    known = {"name", "slo", "workers", "warmup", "targets", "stages", "throughput", "batch", "rate", "search"}
-    if unknown := set(data) - known:
-        raise InvalidExperiment(
-            f"{path}: unknown key {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}"
-        )
-    stages = [_make(StagePlan, entry, "stages") for entry in data.get("stages", [])]
-    for key, make in (("throughput", throughput_stages), ("batch", batch_stages), ("rate", rate_stages)):
+    try:
+        return _experiment(data, path.stem)
+    except InvalidExperiment as error:
+        raise InvalidExperiment(f"{path}: {error}") from error
+
+
+_TABLES: dict[str, Callable[..., list[StagePlan]]] = {
+    "throughput": throughput_stages,
+    "batch": batch_stages,
+    "rate": rate_stages,
+}
+
+
+def _experiment(data: dict[str, Any], name: str) -> Experiment:
+    plain = {"name": str, "slo": str, "workers": int, "warmup": int}
+    known = {*plain, "targets", "stages", "search", *_TABLES}
+    _no_others(data, known, "")
+    given = {key: _value(data[key], kind, key) for key, kind in plain.items() if key in data}
+    stages: list[StagePlan] = [_make(StagePlan, entry, "stages") for entry in _list(data, "stages")]
+    for key, make in _TABLES.items():
         if key in data:
-            try:
-                stages += make(**data[key])
-            except TypeError as error:
-                raise InvalidExperiment(f"{path}: [{key}]: {error}") from error
-    search = _make(SearchPlan, data["search"], "search") if "search" in data else None
-    targets = [_make(Target, entry, "targets") for entry in data.get("targets", [])]
+            stages += _make(make, data[key], key)
+    targets = [_make(Target, entry, "targets") for entry in _list(data, "targets")]
     if not targets:
-        raise InvalidExperiment(f"{path}: names no [[targets]]")
+        raise InvalidExperiment("names no [[targets]]")
     if not stages:
-        raise InvalidExperiment(f"{path}: names no [[stages]], [throughput], [batch] or [rate]")
+        raise InvalidExperiment("names no [[stages]], [throughput], [batch] or [rate]")
+    try:
+        targets = [replace(target, url=server_url(target.url)) for target in targets]
+    except ValueError as error:
+        raise InvalidExperiment(f"[targets]: url: {error}") from error
     return Experiment(
-        name=data.get("name", path.stem),
+        **{"name": name, **given},
         targets=targets,
-        stages=stages,
-        slo=data.get("slo", ""),
-        search=search,
-        workers=data.get("workers"),
-        warmup=data.get("warmup", 4),
+        stages=numbered(stages),
+        search=_make(SearchPlan, data["search"], "search") if "search" in data else None,
     )
 
 
-def _make(kind: Any, entry: Mapping[str, Any], where: str) -> Any:
-    names = {item.name for item in fields(kind)}
-    if unknown := set(entry) - names:
+def _list(data: Mapping[str, Any], key: str) -> list[Any]:
+    entries: list[Any] = _value(data.get(key, []), list[dict[str, Any]], key)
+    return entries
+
+
+def _make(make: Any, table: Any, where: str) -> Any:
+    """Calls a dataclass or a function with the keys of a table."""
+    hints = get_type_hints(make)
+    hints.pop("return", None)
+    _value(table, dict[str, Any], f"[{where}]")
+    _no_others(table, set(hints), f"[{where}]: ")
+    values = {key: _value(value, hints[key], f"[{where}]: {key}") for key, value in table.items()}
+    needed = [name for name, item in signature(make).parameters.items() if item.default is Parameter.empty]
+    if missing := [name for name in needed if name not in values]:
+        raise InvalidExperiment(f"[{where}]: {', '.join(missing)} missing")
+    return make(**values)
+
+
+def _no_others(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := set(table) - known:
         raise InvalidExperiment(
-            f"[{where}]: unknown key {', '.join(sorted(unknown))}; known are {', '.join(sorted(names))}"
+            f"{where}unknown key {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}"
         )
-    values = {key: tuple(value) if key == "command" else value for key, value in entry.items()}
+
+
+def _value(value: Any, kind: Any, where: str) -> Any:
+    """The value as this type."""
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise InvalidExperiment(f"[{where}]: {error}") from error
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidExperiment(f"{where}: {error}") from error

@@ -56,6 +56,11 @@ class Results:
     interrupted: bool = False
     """Ended before its last stage."""
 
+    def with_model(self, target: str, model: str) -> "Results":
+        """These results, where the named target serves ``model``."""
+        targets = [replace(item, model=model) if item.name == target else item for item in self.targets]
+        return replace(self, targets=targets)
+
     def with_gpus(self, target: str, gpus: list[Gpus]) -> "Results":
         """These results, where the named target has ``gpus`` if they are more than it had."""
         count = sum(each.count for each in gpus)

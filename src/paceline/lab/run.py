@@ -1,25 +1,28 @@
 """Carries out an experiment: every target, every stage, every search."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from paceline.lab.client.log import read_log
 from paceline.lab.client.machine import machine
-from paceline.lab.client.run import Progress, run_stage
+from paceline.lab.client.run import LoadWorkerFailed, Progress, run_stage
 from paceline.lab.command_line import command_line
-from paceline.lab.experiment import Experiment, SearchPlan, StagePlan, batch_stages, rate_stages
+from paceline.lab.experiment import Experiment, SearchPlan, StagePlan
 from paceline.lab.gpu_watch import is_local, watching
 from paceline.lab.measure import measure
 from paceline.lab.point import Point
 from paceline.lab.results import MeasuredTarget, Results
-from paceline.lab.search import SearchResult, find_batch, find_rate
-from paceline.lab.server_process import running
+from paceline.lab.search import find_batch, find_rate
+from paceline.lab.server_process import BUSY_S, Server, TargetFailed, running
 from paceline.lab.slo import parse_constraints
 from paceline.lab.stage import WARM_UP, Stage
 from paceline.lab.target import Target
+from paceline.lab.workload.invalid import InvalidWorkload
 from paceline.lab.workload.spec import stage_from, workload_facts, workload_from
 
 OnPoint = Callable[[Target, Point], None]
@@ -34,15 +37,18 @@ def make_stage(plan: StagePlan, run: int) -> Stage:
     Raises:
         InvalidWorkload: the workload or the load names something that does not exist.
     """
-    return stage_from(
-        plan.name,
-        workload_from(plan.workload, run),
-        plan.load,
-        deadline_s=plan.deadline_s,
-        ignore_eos=plan.ignore_eos,
-        sampling=plan.sampling,
-        workload=workload_facts(plan.workload),
-    )
+    try:
+        return stage_from(
+            plan.name,
+            workload_from(plan.workload, run),
+            plan.load,
+            deadline_s=plan.deadline_s,
+            ignore_eos=plan.ignore_eos,
+            sampling=plan.sampling,
+            workload=workload_facts(plan.workload),
+        )
+    except InvalidWorkload as error:
+        raise InvalidWorkload(f"stage {plan.name}: {error}") from error
 
 
 class ExperimentRun:
@@ -50,7 +56,8 @@ class ExperimentRun:
 
     Attributes:
         results: see `lab.results`.
-        logs: of the stages that have ended, in order.
+        logs: of the stages that have begun, in order.
+        failures: what kept engines from being measured to their end.
     """
 
     def __init__(
@@ -67,10 +74,14 @@ class ExperimentRun:
 
         Raises:
             InvalidConstraint: the experiment's ``slo`` is none.
+            InvalidWorkload: a stage cannot be made.
+            OSError: the folder cannot be made.
         """
         self.experiment = experiment
         self.logs: list[Path] = []
-        self._constraints = parse_constraints(experiment.slo) if experiment.slo else []
+        self.failures: list[str] = []
+        self._constraints = parse_constraints(experiment.slo)
+        self._stages = [make_stage(plan, run) for run, plan in enumerate(experiment.stages)]
         self._folder = folder
         self._on_point, self._on_progress = on_point, on_progress
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,48 +97,74 @@ class ExperimentRun:
         )
 
     def run(self) -> Results:
-        """Measures everything.
+        """Measures everything. An engine that fails leaves the others to be measured; `failures` says why.
 
         Raises:
-            InvalidWorkload: before anything is started.
-            TargetFailed: an engine did not start.
             KeyboardInterrupt: `results` then has what was measured before, and the stage that was cut is in `logs`.
         """
-        stages = [make_stage(plan, run) for run, plan in enumerate(self.experiment.stages)]
         for target in self.experiment.targets:
-            self._measure_target(target, stages)
-        self.results = replace(self.results, interrupted=False)
+            try:
+                self._measure_target(target)
+            except TargetFailed as error:
+                self.failures.append(str(error))
+            except (LoadWorkerFailed, OSError) as error:
+                self.failures.append(f"{target.name}: {error}")
+        self.results = replace(self.results, interrupted=bool(self.failures))
         return self.results
 
-    def _measure_target(self, target: Target, stages: Sequence[Stage]) -> None:
-        output = self._folder / f"{_file_name(target.name)}.server.txt"
+    def _measure_target(self, target: Target) -> None:
+        search = self.experiment.search
         if any("{batch}" in part for part in target.command):
-            for stage in stages:
-                with running(target, {"batch": stage.batch}, output):
-                    self._warm_up(target, stage)
-                    self._take(target, replace(self._point(target, stage), batch_kind="engine"))
+            for stage in self._stages:
+                self._point_of_its_own(target, stage)
+            if search is not None:
+                self._search(target, search, partial(self._point_of_its_own, target))
             return
-        with running(target, {}, output):
-            self._warm_up(target, stages[0])
-            for stage in stages:
-                self._take(target, self._point(target, stage))
-            if self.experiment.search is not None:
-                found = self._search(target, self.experiment.search)
-                self.results = replace(self.results, searches=[*self.results.searches, found])
+        with self._running(target, {}) as server:
+            self._warm_up(server, self._stages[0])
+            for stage in self._stages:
+                self._point(server, stage)
+            if search is not None:
+                self._search(target, search, partial(self._point, server))
 
-    def _warm_up(self, target: Target, stage: Stage) -> None:
-        """A few requests whose times nobody wants."""
+    def _point_of_its_own(self, target: Target, stage: Stage) -> Point:
+        """With an engine whose own limit is the stage's batch."""
+        with self._running(target, {"batch": stage.batch}) as server:
+            self._warm_up(server, stage)
+            return self._point(server, stage, batch_kind="engine")
+
+    @contextmanager
+    def _running(self, target: Target, values: Mapping[str, object]) -> Iterator[Server]:
+        with running(target, values, self._folder / f"{_file_name(target.name)}.server.txt") as server:
+            server.target = server.named_target()
+            self.results = self.results.with_model(target.name, server.target.model)
+            yield server
+
+    def _warm_up(self, server: Server, stage: Stage) -> None:
+        """A few requests whose times nobody wants.
+
+        Raises:
+            TargetFailed: not one of them was answered, so that there is nothing to measure.
+        """
         requests = [replace(r, due=0.0, after=None) for r in stage.requests if not r.needs][: self.experiment.warmup]
-        if requests:
-            requests = [replace(request, id=id) for id, request in enumerate(requests)]
-            warm = replace(
-                stage, name=WARM_UP, requests=requests, load={"kind": "burst"}, offered_rate=None, batch=None
-            )
-            run_stage(target, warm, self._log_path(target, WARM_UP), workers=1)
+        if not requests:
+            return
+        requests = [replace(request, id=id) for id, request in enumerate(requests)]
+        warm = replace(stage, name=WARM_UP, requests=requests, load={"kind": "burst"}, offered_rate=None, batch=None)
+        path = self._log_path(server.target, WARM_UP)
+        run_stage(server.target, warm, path, workers=1)
+        errors = [record.error for record in read_log(path).records]
+        if all(error is not None for error in errors):
+            raise TargetFailed(f"{server.target.name}: no request before the first stage was answered: {errors[0]}")
 
-    def _point(self, target: Target, stage: Stage) -> Point:
+    def _point(self, server: Server, stage: Stage, batch_kind: str | None = None) -> Point:
+        """
+        Raises:
+            TargetFailed: the engine answers no longer.
+        """
+        target, notify = server.target, self._on_progress
+        server.wait(BUSY_S)
         path = self._log_path(target, stage.name)
-        notify = self._on_progress
 
         def progress(state: Progress) -> None:
             if notify is not None:
@@ -136,28 +173,28 @@ class ExperimentRun:
         self.logs.append(path)
         with watching(is_local(target.url)) as watched:
             run_stage(target, stage, path, workers=self.experiment.workers, on_progress=progress)
+        point = replace(measure(read_log(path), self._constraints), gpu=watched.figures or None)
+        if batch_kind is not None:
+            point = replace(point, batch_kind=batch_kind)
         self.results = self.results.with_gpus(target.name, watched.gpus)
-        return replace(measure(read_log(path), self._constraints), gpu=watched.figures or None)
-
-    def _take(self, target: Target, point: Point) -> None:
         self.results = replace(self.results, points=[*self.results.points, point])
         if self._on_point is not None:
             self._on_point(target, point)
+        return point
 
-    def _search(self, target: Target, plan: SearchPlan) -> SearchResult:
-        """Uses the workload of the experiment's first stage."""
-        workload = self.experiment.stages[0].workload
-        count, runs, by_rate = int(workload.get("requests", 0)), 1000, plan.over == "rate"
+    def _search(self, target: Target, plan: SearchPlan, take: Callable[[Stage], Point]) -> None:
+        """Repeats the experiment's first stage under other loads."""
+        first, by_rate, number = self.experiment.stages[0], plan.over == "rate", len(self._stages)
 
         def at(load: float) -> Point:
-            nonlocal runs
-            runs += 1
-            found = (rate_stages([load], 1, 1, count) if by_rate else batch_stages([int(load)], 1, 1, count))[0]
-            name = f"{found.name} #{runs - 1000}"
-            load_ = found.load | ({"seed": runs} if by_rate else {})  # a repeat draws new arrivals
-            point = self._point(target, make_stage(replace(found, name=name, workload=workload, load=load_), runs))
-            self._take(target, point)
-            return point
+            nonlocal number
+            number += 1
+            name = f"{plan.over}={load:g} #{number}"
+            if by_rate:  # A repeat draws new arrivals.
+                stage = replace(first, name=name, load={"kind": "poisson", "rate": load, "seed": 1000 + number})
+            else:
+                stage = _closed_loop(first, name, int(load))
+            return take(make_stage(stage, 1000 + number))
 
         if by_rate:
             found = find_rate(at, low=plan.low, high=plan.high, attainment=plan.attainment, tolerance=plan.tolerance)
@@ -165,10 +202,19 @@ class ExperimentRun:
             found = find_batch(
                 at, low=int(plan.low), high=int(plan.high), attainment=plan.attainment, tolerance=plan.tolerance
             )
-        return replace(found, target=target.name, constraints=self.results.constraints)
+        found = replace(found, target=target.name, constraints=self.results.constraints)
+        self.results = replace(self.results, searches=[*self.results.searches, found])
 
     def _log_path(self, target: Target, stage: str) -> Path:
         return self._folder / f"{_file_name(target.name)}.{_file_name(stage)}.log"
+
+
+def _closed_loop(plan: StagePlan, name: str, batch: int) -> StagePlan:
+    """The plan's workload with so many requests at once, and at least four rounds of them where there can be more."""
+    workload = dict(plan.workload)
+    if workload.get("kind") in ("fixed", "lengths", "shared_prefix", "text"):
+        workload["requests"] = max(workload["requests"], 4 * batch)
+    return replace(plan, name=name, workload=workload, load={"kind": "concurrency", "batch": batch})
 
 
 def _file_name(name: str) -> str:

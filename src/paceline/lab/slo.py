@@ -104,7 +104,7 @@ def parse_constraints(text: str) -> list[Constraint]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         if part in PRESETS:
             found += map(Constraint.parse, PRESETS[part].split(","))
-        elif "<" in part:
+        elif re.search("[<>=]", part):
             found.append(Constraint.parse(part))
         else:
             raise InvalidConstraint(f"no preset named {part!r}; known are {', '.join(PRESETS)}")

@@ -1,5 +1,6 @@
 """Runs an experiment in the terminal: progress while it runs, a table of points, files at the end."""
 
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paceline.cli.bench.options import Files
-from paceline.cli.errors import fail
-from paceline.lab.experiment import Experiment, InvalidExperiment
+from paceline.cli.errors import bad_values, fail, failures, words
+from paceline.lab.experiment import Experiment
 from paceline.lab.point import Point
 from paceline.lab.stage import WARM_UP
 
@@ -26,14 +27,12 @@ def carry_out(experiment: Experiment, files: Files) -> None:
     engine that fails makes it exit with 1."""
     from paceline.lab.client.run import Progress as State
     from paceline.lab.run import ExperimentRun
-    from paceline.lab.server_process import TargetFailed
-    from paceline.lab.slo import InvalidConstraint
     from paceline.lab.target import Target
-    from paceline.lab.workload.invalid import InvalidWorkload
 
     console = Console(stderr=True)
     folder = files.logs or Path("bench-logs") / f"{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    code = 0
+    check_writable(*files.written)
+    interrupted = False
     with _bar(console) as bar:
         task = bar.add_task("starting", total=None, detail="")
 
@@ -44,51 +43,90 @@ def carry_out(experiment: Experiment, files: Files) -> None:
             )
 
         def on_point(target: Target, point: Point) -> None:
-            bar.console.print(_line(point))
+            bar.console.print(line_of(point), markup=False, soft_wrap=True)
 
-        try:
+        with bad_values(), failures():
             run = ExperimentRun(experiment, folder, on_point=on_point, on_progress=on_progress)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
             run.run()
-        except (InvalidExperiment, InvalidWorkload, InvalidConstraint) as error:
-            raise fail(str(error), code=2) from error
-        except TargetFailed as error:
-            typer.echo(f"Error: {error}", err=True)
-            code = 1
         except KeyboardInterrupt:
             typer.echo("Interrupted: the report has what was measured before.", err=True)
-            code = 130
-    print_results(run.results)
-    write_files(run.results, run.logs, files)
-    typer.echo(f"logs: {folder}")
-    if code or not all(point.valid for point in run.results.points):
-        raise typer.Exit(code or 1)
+            interrupted = True
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    for failure in run.failures:
+        typer.echo(f"Error: {failure}", err=True)
+    finish(run.results, run.logs, files, failed=bool(run.failures), interrupted=interrupted)
 
 
-def write_files(results: "Results", logs: list[Path], files: Files) -> None:
-    """Writes the files that are asked for."""
-    from paceline.lab.client.log import InvalidLog, read_log
-    from paceline.lab.report import write_report
+def finish(
+    results: "Results", logs: list[Path], files: Files, *, failed: bool = False, interrupted: bool = False
+) -> None:
+    """Prints and writes what was measured; exits with 130 if it was interrupted, with 1 if something is not right."""
+    print_results(results)
+    written = write_files(results, logs, files)
+    if logs:
+        typer.echo(f"logs: {logs[0].parent}")
+    if interrupted:
+        raise typer.Exit(130)
+    if failed or not written or not all(point.valid for point in results.points):
+        raise typer.Exit(1)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Before hours of work: makes the files' folders, and exits with 2 if one cannot be written."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            there = path.exists()
+            path.open("ab").close()
+            if not there:
+                path.unlink()
+        except OSError as error:
+            raise fail(f"{path} cannot be written: {error.strerror}", code=2) from error
+
+
+def write_files(results: "Results", logs: list[Path], files: Files) -> bool:
+    """Writes the files that are asked for; says of each whether it could, and returns whether all were."""
     from paceline.lab.results import to_csv, to_json
 
-    if files.json:
-        files.json.write_text(to_json(results))
-    if files.csv:
-        files.csv.write_text(to_csv(results))
-    if files.html:
-        readable: list[StageLog] = []
-        for path in logs:
-            try:
-                readable.append(read_log(path))
-            except (InvalidLog, OSError) as error:
-                typer.echo(f"left out of the report: {path}: {error}", err=True)
-        write_report([results], [log for log in readable if log.stage.name != WARM_UP], files.html)
-    for written in (files.json, files.csv, files.html):
-        if written:
-            typer.echo(f"wrote {written}")
+    done = True
+    for path, write in (
+        (files.json, lambda path: path.write_text(to_json(results), encoding="utf-8")),
+        (files.csv, lambda path: path.write_text(to_csv(results), encoding="utf-8")),
+        (files.html, lambda path: _write_report(results, logs, path)),
+    ):
+        if path is None:
+            continue
+        try:
+            write(path)
+            typer.echo(f"wrote {path}")
+        except (OSError, ModuleNotFoundError) as error:
+            typer.echo(f"Error: {path} was not written: {words(error)}", err=True)
+            done = False
+    return done
+
+
+def _write_report(results: "Results", logs: list[Path], out: Path) -> None:
+    from paceline.lab.client.log import InvalidLog, read_log
+    from paceline.lab.report import write_report
+
+    readable: list[StageLog] = []
+    for path in logs:
+        try:
+            readable.append(read_log(path))
+        except (InvalidLog, OSError) as error:
+            typer.echo(f"left out of the report: {words(error)}", err=True)
+    write_report([results], [log for log in readable if log.stage.name != WARM_UP], out)
 
 
 def print_results(results: "Results") -> None:
     """The points as a table, and what searches found."""
+    from paceline.lab.report.text import error_lines
+
     table = Table(title=results.experiment, caption="Times in ms. TTFT counts from the scheduled send.")
     columns = (
         "engine",
@@ -125,13 +163,17 @@ def print_results(results: "Results") -> None:
         console.print(table)
     for point in results.points:
         for note in point.notes:
-            console.print(f"{point.target} {point.name}: {note}", style="dim", markup=False)
+            console.print(f"{point.target} {point.name}: {note}", style="dim", markup=False, soft_wrap=True)
         for reason in point.reasons:
-            console.print(f"{point.target} {point.name} is not valid: {reason}", style="red", markup=False)
+            console.print(
+                f"{point.target} {point.name} is not valid: {reason}", style="red", markup=False, soft_wrap=True
+            )
+        for line in error_lines(point):
+            console.print(f"{point.target} {point.name}: {line}", style="red", markup=False, soft_wrap=True)
     for line in best_lines(results):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
     for search in results.searches:
-        console.print(search_line(search), markup=False)
+        console.print(search_line(search), markup=False, soft_wrap=True)
 
 
 def best_lines(results: "Results") -> list[str]:
@@ -140,8 +182,10 @@ def best_lines(results: "Results") -> list[str]:
         return []
     lines = []
     for target in results.targets:
-        points = [point for point in results.points if point.target == target.name and point.valid]
-        kept = [point for point in points if point.constraints and all(point.constraints.values())]
+        points = [point for point in results.points if point.target == target.name]
+        if not points:
+            continue
+        kept = [point for point in points if point.valid and all(point.constraints.values())]
         limits = ", ".join(results.constraints)
         if not kept:
             lines.append(f"{target.name}: no valid point keeps {limits}")
@@ -158,13 +202,16 @@ def search_line(search: "SearchResult") -> str:
         return f"{search.target}: no load could be measured: {'; '.join(search.notes)}"
     if search.load is None:
         return f"{search.target}: not even the lowest load keeps {limits} for {search.attainment:.0%} of the requests"
+    surely = [] if search.kept is None else [f"{search.kept:g} is surely kept"]
+    surely.append("no load that was tried breaks" if search.broken is None else f"{search.broken:g} surely breaks")
     return (
         f"{search.target}: {search.load:g} {unit} keep {limits} for {search.attainment:.0%} of the requests "
-        f"({search.verdict}; the edge lies between {search.kept} and {search.broken})"
+        f"({search.verdict}; {', '.join(surely)})"
     )
 
 
-def _line(point: Point) -> str:
+def line_of(point: Point) -> str:
+    """What is said of a point as soon as it is measured."""
     verdict = "" if point.valid else f"  NOT VALID: {'; '.join(point.reasons)}"
     return (
         f"{point.target} {point.name}: TTFT {_ms(point.ttft_s.mean)} ms, TPOT {_ms(point.tpot_s.mean)} ms, "

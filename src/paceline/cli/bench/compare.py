@@ -7,8 +7,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.bench.carry_out import check_writable
 from paceline.cli.bench.options import OUTPUT
-from paceline.cli.errors import bad_values
+from paceline.cli.errors import bad_values, failures
 
 SHOWN = ("output_tokens_per_s", "goodput_rps", "ttft_s.mean", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "attainment")
 """Without --all; and what searches found."""
@@ -28,12 +29,14 @@ def compare(
     from paceline.lab.report import write_report
     from paceline.lab.results import read_results
 
+    check_writable(html)
     with bad_values():
         runs = read_results(a), read_results(b)
         found = differences(*runs)
     table = Table(title=f"{b.name} against {a.name}", caption="change: B / A, of the attainment B - A; 95% intervals")
     for name in ("engine", "stage", "figure", "A", "B", "change", "interval", "B is"):
         table.add_column(name, justify="right" if name in ("A", "B", "change") else "left")
+    unknown: dict[str, dict[str, None]] = {}
     for row in found:
         if not every and row.metric not in SHOWN and not row.metric.startswith("highest"):
             continue
@@ -50,9 +53,15 @@ def compare(
             row.outcome,
             style=COLOURS[row.outcome],
         )
-    Console(width=None if Console().is_terminal else 150).print(table)
+        if row.outcome == "unknown":
+            unknown.setdefault(row.method, {})[row.metric] = None
+    console = Console(width=None if Console().is_terminal else 150)
+    console.print(table)
+    for why, figures in unknown.items():
+        console.print(f"unknown: {why} ({', '.join(figures)})", style="dim", markup=False, soft_wrap=True)
     if html:
-        write_report(list(runs), [], html)
+        with failures():
+            write_report(list(runs), [], html)
         typer.echo(f"wrote {html}")
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.bench.carry_out import print_results, write_files
+from paceline.cli.bench.carry_out import check_writable, finish, line_of
 from paceline.cli.bench.options import LOAD, LengthsOptions, ReportOptions, Sending, numbers
 from paceline.cli.errors import bad_values, failures
 from paceline.cli.options import Group, Knobs, expand
@@ -47,9 +47,15 @@ def engine(
         plans = sending.stages(stages)
         constraints = parse_constraints(sending.slo)
         config = EngineConfig(model=model, **knobs)
-    with bad_values(), failures():
-        results = bench_engine(config, plans, constraints)
-    print_results(results)
-    write_files(results, [], files)
-    if not all(point.valid for point in results.points):
-        raise typer.Exit(1)
+    check_writable(*files.written)
+    results = None
+    try:
+        with bad_values(), failures():
+            for results in bench_engine(config, plans, constraints):
+                typer.echo(line_of(results.points[-1]), err=True)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the report has what was measured before.", err=True)
+        if results is None:
+            raise typer.Exit(130) from None
+    assert results is not None
+    finish(results, [], files, interrupted=results.interrupted)

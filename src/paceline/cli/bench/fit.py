@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline.cli.bench.carry_out import check_writable
 from paceline.cli.errors import bad_values, failures
 
 STAGE_ERRORS = {
@@ -43,6 +44,7 @@ def fit(
     from paceline.simulator.fit_steps import fit_steps
     from paceline.simulator.gpu_model import GpuModel
 
+    check_writable(out)
     with bad_values():
         model = GpuModel.load(start)
     model = replace(model, name=name or out.stem, machine=machine, fitted="", error={})

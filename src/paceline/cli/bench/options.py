@@ -1,5 +1,6 @@
 """Options that the verbs of `paceline bench` share, and the targets and lists that they name."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from urllib.parse import urlsplit
 import typer
 
 from paceline.cli.options import Group
-from paceline.lab.experiment import Experiment, InvalidExperiment, SearchPlan, StagePlan, with_prompts
-from paceline.lab.target import Target
+from paceline.lab.experiment import Experiment, InvalidExperiment, SearchPlan, StagePlan, numbered, with_prompts
+from paceline.lab.target import Target, server_url
 
 ENGINE, LOAD, OUTPUT = "Engine", "Load", "Output"
 
@@ -22,8 +23,8 @@ class Engines:
 
     url: Annotated[list[str] | None, typer.Option(metavar="[NAME=]URL")] = None
     """Of an OpenAI-compatible server, without /v1. Repeat it for several engines."""
-    model: str = "default"
-    """As requests name it."""
+    model: str | None = None
+    """As requests name it. Not given: the only one that the server has."""
     command: Annotated[str | None, typer.Option(metavar="COMMAND")] = None
     """Starts the server at --url, and is stopped at the end. With {batch} in it the server is started for every batch
     size, which then is the engine's own limit."""
@@ -48,14 +49,19 @@ class Engines:
         name, separator, url = text.partition("=")
         if not separator or "://" in name:
             name, url = "", text
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidExperiment(f"--url: {url!r} is not like http://127.0.0.1:8000")
+        try:
+            url = server_url(url)
+        except ValueError as error:
+            raise InvalidExperiment(f"--url: {error}") from error
+        try:
+            command = tuple(shlex.split(self.command or ""))
+        except ValueError as error:
+            raise InvalidExperiment(f"--command: {error}") from error
         return Target(
-            name=name or parts.netloc,
-            url=url.rstrip("/").removesuffix("/v1"),
-            model=self.model,
-            command=tuple(shlex.split(self.command)) if self.command else (),
+            name=name or urlsplit(url).netloc,
+            url=url,
+            model=self.model or "",
+            command=command,
             api_key=self.api_key,
         )
 
@@ -89,7 +95,7 @@ class Sending:
 
     def stages(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
         """Stages whose prompts and arrivals are drawn so."""
-        return with_prompts(plans, token_range(self.token_ids), self.seed, self.deadline_s)
+        return numbered(with_prompts(plans, token_range(self.token_ids), self.seed, self.deadline_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,11 @@ class Files:
     """File for the points as a table."""
     logs: Path | None = None
     """Folder for the raw event logs. Not given: bench-logs/NAME-TIME."""
+
+    @property
+    def written(self) -> tuple[Path | None, ...]:
+        """All but the logs."""
+        return self.json, self.html, self.csv
 
 
 EnginesOptions = Annotated[Engines, Group(Engines(), ENGINE)]
@@ -150,8 +161,8 @@ def numbers(text: str, kind: type[Number], name: str) -> list[Number]:
             value = kind(part)
         except ValueError as error:
             raise InvalidExperiment(f"{name}: {part!r} is no number") from error
-        if value <= 0:
-            raise InvalidExperiment(f"{name}: {part} is not above 0")
+        if not 0 < value < math.inf:
+            raise InvalidExperiment(f"{name}: {part} is not above 0, or not finite")
         found.append(value)
     if not found:
         raise InvalidExperiment(f"{name}: names nothing")

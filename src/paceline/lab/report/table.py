@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paceline.lab.point import Point
 from paceline.lab.report.curves import Look, Panel, load_of
-from paceline.lab.report.text import MISSING, milliseconds, number, percent
+from paceline.lab.report.text import MISSING, error_lines, milliseconds, number, percent
 from paceline.lab.slo import METRICS, STATISTICS, Constraint
 
 # Statistics shown of each metric, beside those that a constraint names.
@@ -60,10 +60,10 @@ def remarks(panel: Panel) -> list[str]:
     """Of each point that is not valid the reasons, and of valid ones what must be known."""
     found = []
     for engine, point in _in_order(panel):
-        if point.valid and not point.notes:
+        if point.valid and not point.notes and not point.errors:
             continue
         head = f"{engine}, {point.name}" + ("" if point.valid else ", not valid")
-        found.append(f"{head}: {'; '.join([*point.reasons, *point.notes])}.")
+        found.append(f"{head}: {'; '.join([*point.reasons, *point.notes, *error_lines(point)])}.")
     return found
 
 

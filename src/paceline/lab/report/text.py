@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from paceline.lab.point import Point
+
 MISSING = "\N{EN DASH}"
 
 
@@ -33,6 +35,15 @@ def percent(share: float | None) -> str:
 def listing(words: list[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + f" and {words[-1]}" if words else ""
+
+
+def error_lines(point: Point, most: int = 3) -> list[str]:
+    """What requests failed of, the most frequent first."""
+    found = sorted(point.errors.items(), key=lambda item: item[1], reverse=True)
+    lines = [f"{count:,} failed: {error}" for error, count in found[:most]]
+    if len(found) > most:
+        lines.append(f"{sum(count for _, count in found[most:]):,} failed otherwise")
+    return lines
 
 
 def moment(iso: str) -> str:

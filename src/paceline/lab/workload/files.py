@@ -125,7 +125,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidWorkload(f"{path}: {error}") from error
+        raise InvalidWorkload(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Any]]:

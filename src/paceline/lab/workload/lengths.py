@@ -52,7 +52,7 @@ def read_lengths(path: Path) -> list[int]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidWorkload(f"{path}: {error}") from error
+        raise InvalidWorkload(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -155,6 +155,8 @@ def stage_from(
     )
 
 
+MOST_IDS = 10_000_000
+"""More than any vocabulary has."""
 OPEN_KINDS = ("burst", "constant", "poisson", "gamma", "ramp")
 
 
@@ -210,6 +212,8 @@ def _trace(keys: Keys, run: int) -> list[Draft]:
     )
     if keys.has("max_tokens"):
         rows = traces.shorter(rows, keys.whole("max_tokens"))
+    if not rows:
+        raise InvalidWorkload(f"{keys.text('path')}: no request is left of what was asked for")
     tick_s = keys.number("tick_s", positive=True) if keys.has("tick_s") else None
     sessions = keys.flag("sessions", True)
     seconds_per_token = keys.number("seconds_per_token", 0.0)
@@ -256,8 +260,8 @@ def _id_range(keys: Keys) -> range:
     ends = keys.value("token_ids")
     if not (isinstance(ends, list | tuple) and len(ends) == 2 and all(type(end) is int for end in ends)):
         raise keys.error("token_ids", f"must be two whole numbers, not {ends!r}")
-    if not 0 <= ends[0] < ends[1]:
-        raise keys.error("token_ids", f"must rise from 0 or more, not {ends!r}")
+    if not 0 <= ends[0] < ends[1] <= MOST_IDS:
+        raise keys.error("token_ids", f"must rise from 0 or more to at most {MOST_IDS:,}, not {ends!r}")
     return range(*ends)
 
 

@@ -57,7 +57,7 @@ def read_trace(path: Path, kind: str | None = None) -> list[TraceRow]:
             raise InvalidWorkload(f"{path}: no trace kind is named {kind!r}; these are: {', '.join(KINDS)}")
         rows = KINDS[kind](path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidWorkload(f"{path}: {error}") from error
+        raise InvalidWorkload(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
         raise InvalidWorkload(f"{path}: holds no requests")
     rows.sort(key=lambda row: row.time_s)

@@ -1,5 +1,6 @@
 """What a search runs, without an engine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ PLAN = StagePlan(
     ignore_eos=False,
     sampling={"temperature": 1.0},
 )
+
+
+def test_points_that_cannot_be_valid_are_known_before(tmp_path: Path) -> None:
+    stages = [replace(PLAN, name=f"n={n}", workload={**PLAN.workload, "requests": n}) for n in (20, 58, 59)]
+    experiment = Experiment(name="e", targets=[TARGET], stages=stages, slo="ttft_p95 < 1s, tpot_mean < 1s")
+    assert ExperimentRun(experiment, tmp_path).warnings() == [
+        "ttft_p95 needs 59 requests, which n=20, n=58 will not have"
+    ]
 
 
 @pytest.mark.parametrize("over", ["rate", "batch"])

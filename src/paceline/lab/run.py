@@ -16,11 +16,13 @@ from paceline.lab.experiment import Experiment, SearchPlan, StagePlan
 from paceline.lab.gpu_watch import is_local, watching
 from paceline.lab.measure import measure
 from paceline.lab.point import Point
+from paceline.lab.report.text import one_line
 from paceline.lab.results import MeasuredTarget, Results
 from paceline.lab.search import find_batch, find_rate
 from paceline.lab.server_process import BUSY_S, Server, TargetFailed, running
 from paceline.lab.slo import parse_constraints
 from paceline.lab.stage import WARM_UP, Stage
+from paceline.lab.statistics import PERCENTILES, requests_needed
 from paceline.lab.target import Target
 from paceline.lab.workload.invalid import InvalidWorkload
 from paceline.lab.workload.spec import stage_from, workload_facts, workload_from
@@ -96,6 +98,18 @@ class ExperimentRun:
             interrupted=True,
         )
 
+    def warnings(self) -> list[str]:
+        """Stages of which it is known before that their points will not be valid."""
+        found = []
+        for constraint in self._constraints:
+            share = PERCENTILES.get(constraint.statistic)
+            needed = 0 if share is None else requests_needed(share)
+            few = [stage.name for stage in self._stages if len(stage.requests) < needed]
+            if few:
+                name = f"{constraint.metric}_{constraint.statistic}"
+                found.append(f"{name} needs {needed} requests, which {', '.join(few)} will not have")
+        return found
+
     def run(self) -> Results:
         """Measures everything. An engine that fails leaves the others to be measured; `failures` says why.
 
@@ -155,7 +169,8 @@ class ExperimentRun:
         run_stage(server.target, warm, path, workers=1)
         errors = [record.error for record in read_log(path).records]
         if all(error is not None for error in errors):
-            raise TargetFailed(f"{server.target.name}: no request before the first stage was answered: {errors[0]}")
+            why = one_line(str(errors[0]))
+            raise TargetFailed(f"{server.target.name}: no request before the first stage was answered: {why}")
 
     def _point(self, server: Server, stage: Stage, batch_kind: str | None = None) -> Point:
         """

@@ -47,6 +47,8 @@ def carry_out(experiment: Experiment, files: Files) -> None:
 
         with bad_values(), failures():
             run = ExperimentRun(experiment, folder, on_point=on_point, on_progress=on_progress)
+        for warning in run.warnings():
+            bar.console.print(f"Warning: {warning}", markup=False, soft_wrap=True)
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             run.run()

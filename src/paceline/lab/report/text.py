@@ -40,10 +40,16 @@ def listing(words: list[str]) -> str:
 def error_lines(point: Point, most: int = 3) -> list[str]:
     """What requests failed of, the most frequent first."""
     found = sorted(point.errors.items(), key=lambda item: item[1], reverse=True)
-    lines = [f"{count:,} failed: {error}" for error, count in found[:most]]
+    lines = [f"{count:,} failed: {one_line(error)}" for error, count in found[:most]]
     if len(found) > most:
         lines.append(f"{sum(count for _, count in found[most:]):,} failed otherwise")
     return lines
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """What others wrote, such as a page of HTML, cut to a line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def moment(iso: str) -> str:

@@ -74,8 +74,10 @@ class Results:
 
     file: Path
     commit: str
+    step_logs: Path | None = None
     mode: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
+    engines: int = 0
 
     def add(self, **row: Any) -> None:
         full = {"engine": "paceline", "mode": self.mode, **row, "flags": self.flags, "commit": self.commit}
@@ -83,6 +85,14 @@ class Results:
         print(line, flush=True)
         with self.file.open("a") as out:
             out.write(line + "\n")
+
+    def step_log(self) -> str | None:
+        """Where the next engine logs its steps."""
+        if self.step_logs is None:
+            return None
+        self.engines += 1
+        knobs = "".join(f"-{knob}={value}" for knob, value in self.flags.items())
+        return str(self.step_logs / f"{self.engines}-{self.mode}{knobs}.jsonl")
 
     def machine(self) -> None:
         driver = subprocess.run(
@@ -404,8 +414,9 @@ def profile(llm: LLM, folder: Path, batch: int, length: int) -> None:
 def engine(folder: Path, results: Results, mode: str, **flags: Any) -> LLM:
     """The engine of a mode, and a row for the time that it took to be ready."""
     results.mode, results.flags = mode, flags
+    log = results.step_log()
     started = time.perf_counter()
-    llm = LLM(folder, load_format="dummy", prefix_cache=False, **MODES[mode], **flags)
+    llm = LLM(folder, load_format="dummy", prefix_cache=False, step_log=log, **MODES[mode], **flags)
     results.add(kind="start", version=package("paceline"), init_s=time.perf_counter() - started)
     return llm
 
@@ -425,6 +436,7 @@ def main() -> None:
         metavar="KNOB=VALUE",
         help="of the engine, for example max_num_batched_tokens=512; rows name it",
     )
+    parser.add_argument("--step-logs", type=Path, help="folder for the steps of the engine of each mode and knobs")
     parser.add_argument("--commit", default="", help="recorded in each row; default: what git says")
     parser.add_argument("--profile", default="", help="BATCHxPROMPT: profile decode steps instead")
     options = parser.parse_args()
@@ -435,7 +447,9 @@ def main() -> None:
     shapes = set(filter(None, options.only.split(",")))
     knobs = {key: int(value) for key, value in (each.split("=") for each in options.set)}
     rates = {float(rate) for rate in options.rates.split(",") if rate}
-    results = Results(options.out, options.commit or git_commit())
+    results = Results(options.out, options.commit or git_commit(), options.step_logs)
+    if options.step_logs:
+        options.step_logs.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     results.machine()
     with tempfile.TemporaryDirectory() as scratch:

@@ -206,6 +206,7 @@ def tune(step: Step, rows: int, dtype: str, methods: set[str], say: Callable[[st
         winner = fastest(name, shape, start, [each for each in trials[name] if each not in rings])
         if rings:
             ring = fastest(name, shape, rings[0], rings[1:])
+            assert isinstance(ring, RingConfig)
             fastest(name, shape, winner, [ring, replace(ring, late=True)])
     whole = [GemvConfig(n * (2 if dtype == "w8a16" else 1), 4096, *rest) for n, *rest in WITH_NORM]
     fused_shapes = {name: replace(shapes[name], op=f"norm_{shapes[name].op}") for name in fused}

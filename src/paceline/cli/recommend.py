@@ -81,23 +81,18 @@ def _hardware(texts: list[str]) -> dict[str, "Hardware"]:
 
 
 def _print(found: "Recommendation") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from paceline.cli.tables import readable_table, terminal
     from paceline.lab.report.text import number
 
     def cell(value: float | None) -> str:
         return "-" if value is None else number(value)
 
-    console = Console(width=None if Console().is_terminal else 140)
-    table = Table()
-    for name in ("", "engine", "a replica"):
-        table.add_column(name)
+    console = terminal(140)
     numbers = [f"keeps\n{found.load_unit}", "breaks at", "goodput\nrequests/s"]
     if found.target_load is not None:
         numbers += ["GPUs", f"{found.currency}\nan hour"]
-    for name in [*numbers, f"{found.currency} a million\noutput tokens"]:
-        table.add_column(name, justify="right")
+    numbers.append(f"{found.currency} a million\noutput tokens")
+    table = readable_table(console, ("", "engine", "a replica"), numbers)
     for rank, item in enumerate(found.candidates, 1):
         row = [str(rank) if item.qualified else "-", item.engine, str(item.hardware)]
         row += [cell(item.highest_load), cell(item.broken_load), cell(item.goodput_rps)]

@@ -1,8 +1,9 @@
 """Measures an engine in this process, over the same stages and by the same definitions as over HTTP."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 
 from paceline.engine.config import EngineConfig
@@ -16,15 +17,22 @@ from paceline.lab.measure import measure
 from paceline.lab.results import MeasuredTarget, Results
 from paceline.lab.run import make_stage
 from paceline.lab.slo import Constraint
+from paceline.lab.stage import Stage
 from paceline.lab.target import Target
 from paceline.llm import LLM
 
 WARMUP = 4
 """Requests before the first stage."""
 
+OnProgress = Callable[[Stage, int], None]
+"""Called with the stage that runs and how many of its requests have ended."""
+
 
 def bench_engine(
-    config: EngineConfig, plans: Sequence[StagePlan], constraints: Sequence[Constraint]
+    config: EngineConfig,
+    plans: Sequence[StagePlan],
+    constraints: Sequence[Constraint],
+    on_progress: OnProgress | None = None,
 ) -> Iterator[Results]:
     """Loads the engine once and carries out every stage; gives what is measured so far after each.
 
@@ -50,7 +58,7 @@ def bench_engine(
         serve_stage(llm, replace(stages[0], requests=first))
         for stage in stages:
             with watching(here=True) as watched:
-                records = serve_stage(llm, stage)
+                records = serve_stage(llm, stage, None if on_progress is None else partial(on_progress, stage))
             results = results.with_gpus(target.name, watched.gpus)
             log = StageLog(
                 stage=stage,

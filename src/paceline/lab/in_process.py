@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
@@ -12,10 +13,13 @@ from paceline.lab.stage import PlannedRequest, Stage
 from paceline.llm import LLM
 
 
-def serve_stage(llm: LLM, stage: Stage) -> list[RequestRecord]:
+def serve_stage(llm: LLM, stage: Stage, on_progress: Callable[[int], None] | None = None) -> list[RequestRecord]:
     """Sends the stage's requests when they are due and waits for all answers, or for the deadline.
 
     A token's time is that at which the step that made it was read on the host.
+
+    Args:
+        on_progress: called after a request that ended, with how many have.
 
     Raises:
         ValueError: a prompt is not token ids, or needs another request's reply.
@@ -34,13 +38,17 @@ def serve_stage(llm: LLM, stage: Stage) -> list[RequestRecord]:
             heappush(ready, (request.due, request.id))
         else:
             followers[request.after].append(request)
-    started = time.perf_counter()
+    ended, started = 0, time.perf_counter()
 
     def now() -> float:
         return time.perf_counter() - started
 
     def end(record: RequestRecord, error: str | None) -> None:
+        nonlocal ended
         record.ended, record.error = now(), error
+        ended += 1
+        if on_progress is not None:
+            on_progress(ended)
         for follower in followers.pop(record.id, ()):
             records[follower.id].due = record.ended + follower.due
             heappush(ready, (records[follower.id].due, follower.id))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from paceline.cli.bench.options import Files
 from paceline.cli.errors import bad_values, fail, failures, words
+from paceline.cli.tables import readable_table, terminal
 from paceline.lab.experiment import Experiment
 from paceline.lab.point import Point
 from paceline.lab.stage import WARM_UP
@@ -29,11 +29,10 @@ def carry_out(experiment: Experiment, files: Files) -> None:
     from paceline.lab.run import ExperimentRun
     from paceline.lab.target import Target
 
-    console = Console(stderr=True)
     folder = files.logs or Path("bench-logs") / f"{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     check_writable(*files.written)
     interrupted = False
-    with _bar(console) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("starting", total=None, detail="")
 
         def on_progress(target: Target, stage: str, state: State) -> None:
@@ -129,22 +128,11 @@ def print_results(results: "Results") -> None:
     """The points as a table, and what searches found."""
     from paceline.lab.report.text import error_lines
 
-    table = Table(title=results.experiment, caption="Times in ms. TTFT counts from the scheduled send.")
-    columns = (
-        "engine",
-        "load",
-        "valid",
-        "ok",
-        "failed",
-        "TTFT mean",
-        "p99",
-        "TPOT mean",
-        "p99",
-        "tokens/s",
-        "goodput/s",
-    )
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("engine", "load", "valid") else "right")
+    console = terminal(140)
+    numbers = ("valid", "ok", "failed", "TTFT mean", "p99", "TPOT mean", "p99", "tokens/s", "goodput/s")
+    table = readable_table(console, ("engine", "load"), numbers, title=results.experiment)
+    table.caption = "Times in ms. TTFT counts from the scheduled send."
+    table.columns[2].justify = "left"
     for point in results.points:
         table.add_row(
             point.target,
@@ -160,7 +148,6 @@ def print_results(results: "Results") -> None:
             _number(point.goodput_rps, 2),
             style=None if point.valid else "red",
         )
-    console = Console(width=None if Console().is_terminal else 140)
     if results.points:
         console.print(table)
     for point in results.points:
@@ -229,7 +216,9 @@ def _number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _bar(console: Console) -> Progress:
+def progress_bar() -> Progress:
+    """On standard error, where that is a terminal; tasks have a field ``detail``."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.bench.carry_out import check_writable, finish, line_of
+from paceline.cli.bench.carry_out import check_writable, finish, line_of, progress_bar
 from paceline.cli.bench.options import LOAD, LengthsOptions, ReportOptions, Sending, numbers
 from paceline.cli.errors import bad_values, failures
 from paceline.cli.options import Group, Knobs, expand
 from paceline.engine.config import EngineConfig
 from paceline.lab.experiment import StagePlan, batch_stages, rate_stages, read_shapes, throughput_stages
+from paceline.lab.stage import Stage
 
 
 @expand
@@ -48,14 +49,22 @@ def engine(
         constraints = parse_constraints(sending.slo)
         config = EngineConfig(model=model, **knobs)
     check_writable(*files.written)
-    results = None
+    results, bar = None, progress_bar()
+    task = bar.add_task("", total=None, detail="")
+
+    def on_progress(stage: Stage, ended: int) -> None:
+        bar.start()  # Not before: loading shows a bar of its own.
+        bar.update(task, description=stage.name, total=len(stage.requests), completed=ended)
+
     try:
         with bad_values(), failures():
-            for results in bench_engine(config, plans, constraints):
-                typer.echo(line_of(results.points[-1]), err=True)
+            for results in bench_engine(config, plans, constraints, on_progress):
+                bar.console.print(line_of(results.points[-1]), markup=False, soft_wrap=True)
     except KeyboardInterrupt:
         typer.echo("Interrupted: the report has what was measured before.", err=True)
         if results is None:
             raise typer.Exit(130) from None
+    finally:
+        bar.stop()
     assert results is not None
     finish(results, [], files, interrupted=results.interrupted)

@@ -1,4 +1,7 @@
-"""`paceline serve --simulate` on given cores, with its socket log: a real server whose engine is a clock. Needs `psutil`."""
+"""`paceline serve --simulate` on given cores, with its socket log: a real server whose engine is a clock.
+
+Needs `psutil`.
+"""
 
 import json
 import signal

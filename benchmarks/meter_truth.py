@@ -13,11 +13,10 @@ when the server's write of it to the socket has returned, so a queue in the serv
   requests (``served``), and the client still has to agree with its log. ``cpu`` is the share of its core that it used.
 
 Each case's figures come from `lab.measure`, with the verdict that a user gets. Errors are shares of the truth: of the
-mean and the 99th percentile of TTFT, of the mean TPOT, of throughput and of goodput. A case passes when the point is
-valid and TTFT mean, TPOT, throughput and goodput are within 2%, TTFT p99 within 5%. The goodput is that of requests with
-a TTFT of at most 1.02 times the 90th percentile of the truth, which is inside a wide distribution and beyond a narrow
-one, and 1.25 times the nominal TPOT. Above ``MUST_CHUNKS_PER_S`` a case
-passes too if the point is marked invalid.
+mean and the 99th percentile of TTFT, of the mean TPOT, of throughput and of goodput, which counts requests with a TTFT
+below 1.02 times the truth's 90th percentile (inside a wide distribution, beyond a narrow one) and a TPOT below 1.25
+times the nominal one. A case passes when the point is valid and TTFT mean, TPOT, throughput and goodput are within 2%,
+TTFT p99 within 5%. Above ``MUST_CHUNKS_PER_S`` a case passes too if the point is marked invalid.
 
 Both sides inherit this process's priority: ``nice -n -19`` keeps other work on the machine out of the figures. Where
 the kernel shares its time among sessions first, ``echo -19 > /proc/self/autogroup`` raises that of this one.

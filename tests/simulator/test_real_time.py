@@ -1,6 +1,5 @@
-"""The clock server in real time against the simulation of the same requests."""
+"""The clock server in real time against the simulation of the same requests, and the load client against its log."""
 
-import asyncio
 import json
 import random
 import signal
@@ -10,12 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, quantiles
-from typing import Any
 
 import pytest
 from gpu_models import gpu_model
 
 from paceline.engine.step_log import read_step_log
+from paceline.lab.client.log import read_log
+from paceline.lab.client.run import run_stage
+from paceline.lab.stage import PlannedRequest, Stage
+from paceline.lab.target import Target
 from paceline.simulator.simulate import SimulatedRequest, simulate, trace_prompt
 
 MODEL = gpu_model(
@@ -47,50 +49,42 @@ def clock_server(tmp_path: Path) -> Iterator[int]:
     assert status == 0
 
 
-async def stream(port: int, number: int, delay: float, prompt: list[int], output: int) -> None:
-    await asyncio.sleep(delay)
-    body = json.dumps(
-        {
-            "prompt": prompt,
-            "max_tokens": output,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: {number}\r\nConnection: close\r\n"
-    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-    reply = await reader.read()
-    assert b"data: [DONE]" in reply
-    writer.close()
-
-
 def tail(values: list[float]) -> list[float]:
     """Median and 90th percentile."""
     cuts = quantiles(values, n=10)
     return [cuts[4], cuts[8]]
 
 
-async def test_percentiles_agree_with_the_simulation(tmp_path: Path) -> None:
+def test_percentiles_agree_with_the_simulation_and_the_load_client_with_the_log(tmp_path: Path) -> None:
     rng = random.Random(3)
-    dues, sizes = [0.0], []
-    for _ in range(80):
-        dues.append(dues[-1] + rng.expovariate(25))
-        sizes.append((rng.randint(20, 400), rng.randint(6, 20)))
+    due, requests = 0.0, []
+    for i in range(80):
+        prompt = trace_prompt(i, 1, (i,), 1) * rng.randint(20, 400)
+        requests.append(PlannedRequest(i, due, prompt, rng.randint(6, 20)))
+        due += rng.expovariate(25)
+    stage = Stage("slice", requests, {"kind": "poisson", "rate": 25.0}, 30.0)
     with clock_server(tmp_path) as port:
-        await stream(port, 1000, 0.0, [5] * 10, 4)
-        work = enumerate(zip(dues, sizes, strict=False))
-        await asyncio.gather(*(stream(port, i, due, trace_prompt(i, 1, (i,), 1) * n, m) for i, (due, (n, m)) in work))
+        run_stage(Target("clock", f"http://127.0.0.1:{port}", "smollm2"), stage, tmp_path / "log", workers=1)
+    log = read_log(tmp_path / "log")
+    assert log.clock_start is not None
     lines = [json.loads(line) for line in (tmp_path / "socket.jsonl").read_text().splitlines()]
-    seen: dict[int, dict[str, Any]] = {int(line["id"]): line for line in lines}
-    assert all(seen[i]["completion_tokens"] == m for i, (_, m) in enumerate(sizes))
-    start = min(line["arrived"] for line in seen.values())
-    planned = [SimulatedRequest(seen[i]["arrived"] - start, [i] * n, m) for i, (n, m) in enumerate(sizes)]
-    outcomes = simulate(planned, MODEL)
-    served = [seen[i] for i in range(len(sizes))]
+    # Without the client's question which fields the server takes.
+    served = sorted(
+        (line for line in lines if line["arrived"] > log.clock_start), key=lambda line: float(line["arrived"])
+    )
+    assert [line["completion_tokens"] for line in served] == [request.output_tokens for request in requests]
+    start = served[0]["arrived"]
+    outcomes = simulate(
+        [
+            SimulatedRequest(line["arrived"] - start, request.prompt, request.output_tokens)
+            for line, request in zip(served, requests, strict=True)
+        ],
+        MODEL,
+    )
     ttft = [line["first"] - line["arrived"] for line in served]
     tpot = [(line["last"] - line["first"]) / (line["completion_tokens"] - 1) for line in served]
+    for seen, true in (("ttft_from_send", ttft), ("tpot", tpot)):
+        assert mean(getattr(record, seen) for record in log.records) == pytest.approx(mean(true), rel=0.05)
     simulated = [outcome.ttft for outcome in outcomes]
     assert min(ttft) > 0
     assert mean(ttft) == pytest.approx(mean(simulated), rel=0.1)
@@ -101,5 +95,5 @@ async def test_percentiles_agree_with_the_simulation(tmp_path: Path) -> None:
     # The queue is a large part of it.
     assert mean(ttft) > 1.5 * mean(outcome.first - outcome.scheduled for outcome in outcomes)
     steps = read_step_log(tmp_path / "steps.jsonl")
-    assert sum(step.work.rows for step in steps) == sum(m for _, m in sizes) + 4
+    assert sum(step.work.rows for step in steps) == sum(request.output_tokens for request in requests) + 1
     assert abs(mean(step.seconds / MODEL.step_time.seconds(step.work) - 1 for step in steps)) < 0.03

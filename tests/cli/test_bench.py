@@ -188,6 +188,7 @@ def test_an_experiment_file_and_an_engine_that_fails_leaves_the_others(command, 
     assert [point["name"] for point in results["points"]] == ["ramp", "8x4", "8x4 #2"]
     assert all(point["target"] == "good" and point["requests"]["failed"] == 0 for point in results["points"])
     assert results["interrupted"] is True
+    assert [failure.partition(":")[0] for failure in results["failures"]] == ["none", "ends", "refuses"]
     assert results["targets"][3]["model"] == "smollm2"  # as the server says
 
 

@@ -290,6 +290,11 @@ def test_what_the_run_was_is_told(tmp_path: Path) -> None:
     assert "x NVIDIA" not in text
 
 
+def test_an_engine_that_failed_is_told(tmp_path: Path) -> None:
+    run = results(rate_sweep("paceline", RATES, 5), failures=["vllm: ended by itself; it printed:\nno <GPU>"])
+    assert "vllm: ended by itself; it printed: no <GPU>" in verdicts_of(written(tmp_path, [run]))[0]
+
+
 def test_gpus_that_were_at_work_are_named(tmp_path: Path) -> None:
     run = results(rate_sweep("paceline", RATES, 5)).with_gpus("paceline", [Gpus("NVIDIA H200", 2, "570.1")])
     assert "2 x NVIDIA H200, driver 570.1" in written(tmp_path, [run])

@@ -55,6 +55,8 @@ class Results:
     searches: list[SearchResult] = field(default_factory=list)
     interrupted: bool = False
     """Ended before its last stage."""
+    failures: list[str] = field(default_factory=list)
+    """What kept engines from being measured to their end; each starts with the engine's name and a colon."""
 
     def with_model(self, target: str, model: str) -> "Results":
         """These results, where the named target serves ``model``."""

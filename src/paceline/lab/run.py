@@ -59,7 +59,6 @@ class ExperimentRun:
     Attributes:
         results: see `lab.results`.
         logs: of the stages that have begun, in order.
-        failures: what kept engines from being measured to their end.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class ExperimentRun:
         """
         self.experiment = experiment
         self.logs: list[Path] = []
-        self.failures: list[str] = []
         self._constraints = parse_constraints(experiment.slo)
         self._stages = [make_stage(plan, run) for run, plan in enumerate(experiment.stages)]
         self._folder = folder
@@ -111,7 +109,7 @@ class ExperimentRun:
         return found
 
     def run(self) -> Results:
-        """Measures everything. An engine that fails leaves the others to be measured; `failures` says why.
+        """Measures everything. An engine that fails leaves the others to be measured; `Results.failures` says why.
 
         Raises:
             KeyboardInterrupt: `results` then has what was measured before, and the stage that was cut is in `logs`.
@@ -120,11 +118,14 @@ class ExperimentRun:
             try:
                 self._measure_target(target)
             except TargetFailed as error:
-                self.failures.append(str(error))
+                self._fail(str(error))
             except (LoadWorkerFailed, OSError) as error:
-                self.failures.append(f"{target.name}: {error}")
-        self.results = replace(self.results, interrupted=bool(self.failures))
+                self._fail(f"{target.name}: {error}")
+        self.results = replace(self.results, interrupted=bool(self.results.failures))
         return self.results
+
+    def _fail(self, why: str) -> None:
+        self.results = replace(self.results, failures=[*self.results.failures, why])
 
     def _measure_target(self, target: Target) -> None:
         search = self.experiment.search

@@ -56,14 +56,12 @@ def carry_out(experiment: Experiment, files: Files) -> None:
             interrupted = True
         finally:
             signal.signal(signal.SIGTERM, before)
-    for failure in run.failures:
+    for failure in run.results.failures:
         typer.echo(f"Error: {failure}", err=True)
-    finish(run.results, run.logs, files, failed=bool(run.failures), interrupted=interrupted)
+    finish(run.results, run.logs, files, interrupted=interrupted)
 
 
-def finish(
-    results: "Results", logs: list[Path], files: Files, *, failed: bool = False, interrupted: bool = False
-) -> None:
+def finish(results: "Results", logs: list[Path], files: Files, *, interrupted: bool) -> None:
     """Prints and writes what was measured; exits with 130 if it was interrupted, with 1 if something is not right."""
     print_results(results)
     written = write_files(results, logs, files)
@@ -71,7 +69,7 @@ def finish(
         typer.echo(f"logs: {logs[0].parent}")
     if interrupted:
         raise typer.Exit(130)
-    if failed or not written or not all(point.valid for point in results.points):
+    if results.failures or not written or not all(point.valid for point in results.points):
         raise typer.Exit(1)
 
 

@@ -13,7 +13,7 @@ from paceline.lab.report.definitions import DEFINITIONS
 from paceline.lab.report.engines import Engine, engine_of, engines
 from paceline.lab.report.requests import stage_views
 from paceline.lab.report.table import Column, Row, point_table, remarks
-from paceline.lab.report.text import listing, moment
+from paceline.lab.report.text import listing, moment, one_line
 from paceline.lab.report.verdicts import Verdict, verdicts
 from paceline.lab.results import Results
 from paceline.lab.slo import Constraint, parse_constraints
@@ -138,6 +138,10 @@ def _verdicts(
     if any(run.interrupted for run in results) or any(log.interrupted for log in logs):
         text = "a run ended before its last stage; this report has what was measured."
         cautions.append(Verdict("broken", "Interrupted:", text))
+    for run in results:
+        for failure in run.failures:
+            name, _, why = failure.partition(": ")
+            cautions.append(Verdict("broken", f"{name}:", one_line(why)))
     stated = {", ".join(run.constraints) for run in results if run.constraints}
     if len(stated) > 1:
         text = (
@@ -158,7 +162,7 @@ def _runs(results: Sequence[Results], found: Sequence[Engine], logs: Sequence["S
         for engine in found:
             if engine.results is run:
                 target = engine.target
-                facts.append((engine.name, f"{target.model} at {target.url}"))
+                facts.append((engine.name, f"{target.model} at {target.url}".strip()))
                 facts += [
                     (f"{engine.name} GPU", f"{gpus.count} x {gpus.name}, driver {gpus.driver}") for gpus in target.gpus
                 ]

@@ -111,7 +111,9 @@ class AttentionBackend(Protocol):
     def plan(self, batch: AttentionBatch, group: int, window: int | None, cache: Any) -> Any:
         """Everything about a step that all layers of a KV group share. Computed once a step."""
 
-    def attend(self, plan: Any, qkv: Tensor, norms: HeadNorms | None, cache: Any, layer: int) -> Tensor:
+    def attend(
+        self, plan: Any, qkv: Tensor, norms: HeadNorms | None, cache: Any, layer: int, out: Tensor | None = None
+    ) -> Tensor:
         """What lies between the QKV projection and the output projection: head norms, rotary embedding, writing keys
         and values to the cache, and attention over what it then holds.
 
@@ -120,6 +122,7 @@ class AttentionBackend(Protocol):
         Args:
             qkv: ``[T, (heads + 2 * kv_heads) * head_dim]``; may be overwritten. A backend whose linear layers give
                 partial sums ``[splits, T, ...]`` takes those too.
+            out: where the result goes, contiguous.
 
         Returns:
             ``[T, heads * head_dim]``.

@@ -142,13 +142,24 @@ class PagedAttention:
             return DecodeTiles.of(self._spec.head_dim, itemsize), splits
         return cut.tiles, splits
 
-    def attend(self, plan: _Plan, qkv: Tensor, norms: HeadNorms | None, cache: PagedKVCache, layer: int) -> Tensor:
+    def attend(
+        self,
+        plan: _Plan,
+        qkv: Tensor,
+        norms: HeadNorms | None,
+        cache: PagedKVCache,
+        layer: int,
+        out: Tensor | None = None,
+    ) -> Tensor:
         batch, spec = plan.batch, self._spec
         keys, values = cache.keys[layer], cache.values[layer]
         q_norm, k_norm = (norms.query, norms.key) if norms is not None else (None, None)
         singles, rows, tokens = batch.single_rows, len(batch.context_len), len(batch.positions)
+        if out is None:
+            out = torch.empty(tokens, spec.num_heads * spec.head_dim, dtype=self._dtype, device=qkv.device)
+        heads = out.view(tokens, spec.num_heads, spec.head_dim)
         if singles == rows:
-            attended = rotary_decode_attention(
+            rotary_decode_attention(
                 qkv,
                 self._cos_sin,
                 keys,
@@ -163,9 +174,10 @@ class PagedAttention:
                 window=plan.window,
                 workspace=self._workspace,
                 tiles=plan.tiles,
+                out=heads,
                 pdl=plan.pdl,
             )
-            return attended.view(tokens, -1)
+            return out
         query = rotary_cache(
             qkv,
             batch.positions,
@@ -180,7 +192,6 @@ class PagedAttention:
             dtype=self._dtype,
             pdl=plan.pdl,
         )
-        out = torch.empty_like(query)
         if singles:
             decode_attention(
                 query[:singles],
@@ -192,11 +203,11 @@ class PagedAttention:
                 window=plan.window,
                 workspace=self._workspace,
                 tiles=plan.tiles,
-                out=out[:singles],
+                out=heads[:singles],
             )
         if plan.longer is not None and self._cudnn is not None:
-            self._cudnn.attend(query, keys, values, plan.longer, out=out)
-            return out.view(tokens, -1)
+            self._cudnn.attend(query, keys, values, plan.longer, out=heads)
+            return out
         prefill_attention(
             query,
             keys,
@@ -206,6 +217,6 @@ class PagedAttention:
             batch.context_len[singles:],
             batch.max_query_len,
             window=plan.window,
-            out=out,
+            out=heads,
         )
-        return out.view(tokens, -1)
+        return out

@@ -5,14 +5,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from triton import AsyncCompileMode
 
 from paceline.checkpoint.checkpoint import Checkpoint
 from paceline.engine.config import EngineConfig
@@ -200,18 +198,15 @@ class GPURunner:
             longest *= 2
 
     def _compile(self, jobs: Sequence[Callable[[], Any]]) -> None:
-        """Has Triton compile the kernels of these jobs side by side, each once, before anyone waits for an answer."""
+        """Has Triton compile the kernels of these jobs side by side, before anyone waits for an answer."""
 
         @torch.inference_mode()
         def run(job: Callable[[], Any]) -> None:
             job()
 
-        workers = os.cpu_count() or 1
-        with ThreadPoolExecutor(workers) as compilers, AsyncCompileMode(compilers):
-            context = copy_context()  # threads know of the mode by it
-            with ThreadPoolExecutor(min(len(jobs), workers)) as pool:
-                for done, _ in enumerate(pool.map(lambda job: context.copy().run(run, job), jobs)):
-                    self._report("compiling kernels", (done + 1) / len(jobs))
+        with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
+            for done, _ in enumerate(pool.map(run, jobs)):
+                self._report("compiling kernels", (done + 1) / len(jobs))
 
     def submit(self, step: Step) -> GPUStep:
         """Launches the step and returns at once."""

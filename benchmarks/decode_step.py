@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -27,8 +28,9 @@ from paceline.checkpoint.checkpoint import open_checkpoint
 from paceline.engine.config import EngineConfig
 from paceline.kernels.table import load_table, shipped_table
 from paceline.kernels.triton.attention_decode import DecodeTiles
+from paceline.layers import paged_attention
 from paceline.layers.gpu_linear import Choices
-from paceline.layers.paged_attention import PagedAttention
+from paceline.layers.paged_attention import decode_cut
 from paceline.runner.gpu import GPURunner
 
 REPLAYS = 60
@@ -73,16 +75,14 @@ def replay_ms(work: Callable[[], object], replays: int) -> float:
 
 @contextmanager
 def settings(tiles: str, splits: str) -> Iterator[None]:
-    usual = PagedAttention._cut
-
-    def cut(self: PagedAttention, rows: int, reach: int, itemsize: int, mixed: bool) -> tuple[DecodeTiles, int]:
-        choice, count = usual(self, rows, reach, itemsize, mixed)
+    def cut(*heads_and_the_rest: Any, **options: Any) -> tuple[DecodeTiles, int]:
+        choice, count = decode_cut(*heads_and_the_rest, **options)
         if tiles:
             numbers = [int(part) for part in tiles.split(",") if part.isdigit()]
             choice = DecodeTiles(*numbers, early="early" in tiles)
         return choice, int(splits) if splits else count
 
-    with patch.object(PagedAttention, "_cut", cut):
+    with patch.object(paged_attention, "decode_cut", cut):
         yield
 
 

@@ -33,16 +33,17 @@ from paceline.kernels.triton.attention_decode import (
     DecodeTiles,
     DecodeWorkspace,
     decode_attention,
-    num_decode_splits,
     rotary_decode_attention,
 )
 from paceline.kernels.triton.attention_prefill import PrefillTiles, gather_kv, prefill_attention, prefill_sdpa
 from paceline.kernels.triton.gemv import gemv
 from paceline.kernels.triton.rotary_cache import rotary_cache, rotary_cos_sin
 from paceline.kernels.triton.skinny_linear import skinny_linear
+from paceline.layers.paged_attention import decode_cut
 
 READ_TBS, BF16_TFLOPS = 4.64, 670.0
 """Streaming read and bf16 matrix products, as measured on an H200."""
+MULTIPROCESSORS = 132
 Q_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 FLOAT8 = torch.float8_e4m3fn
 BETWEEN_LAYERS = 256 << 20
@@ -208,8 +209,8 @@ def time_decode() -> list[str]:
     cases = [(1, 2048), (8, 2048), (64, 2048), (256, 2048), (1, 131072)]
     for (rows, context), dtype, block_size in itertools.product(cases, (torch.bfloat16, FLOAT8), (16, 64)):
         layers = Layers(rows, context, block_size, dtype)
-        sweep = [DecodeTiles.of(HEAD_DIM, dtype.itemsize), *others]
-        rule = num_decode_splits(rows, KV_HEADS, context)
+        tiles, rule = decode_cut(rows * KV_HEADS, context, HEAD_DIM, dtype.itemsize, MULTIPROCESSORS)
+        sweep = [tiles, *(other for other in others if other != tiles)]
         qkv = torch.randn(rows, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, device="cuda", dtype=torch.bfloat16)
         timed = {}
         for tiles in sweep if block_size == 16 else sweep[:1]:
@@ -226,7 +227,7 @@ def time_decode() -> list[str]:
                     pdl=True,
                 )
                 timed[tiles, splits] = microseconds(layers.calls(attend))
-        default, best = (DecodeTiles.of(HEAD_DIM, dtype.itemsize), rule), min(timed, key=timed.__getitem__)
+        default, best = (sweep[0], rule), min(timed, key=timed.__getitem__)
         speed = layers.bytes / timed[default] / 1e6
         line = (
             f"decode {rows:4} x {context:6} {str(dtype)[6:14]} block {block_size}: {timed[default]:8.1f} us"
@@ -468,8 +469,7 @@ def tune_decode(out: Path) -> bool:
             rows_of_json.append({**entry, "us": timed[cut], "error": error})
         if not timed:
             continue
-        rule = num_decode_splits(rows, KV_HEADS, context)
-        default = Cut(DecodeTiles.of(HEAD_DIM, dtype.itemsize), rule)
+        default = Cut(*decode_cut(rows * KV_HEADS, context, HEAD_DIM, dtype.itemsize, MULTIPROCESSORS))
         if default not in timed:
             timed[default] = case.time(default)
         best = sorted(timed, key=timed.__getitem__)

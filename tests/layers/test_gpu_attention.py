@@ -7,7 +7,7 @@ import interpreted  # noqa: F401
 from paceline.layers.attention import AttentionBatch, AttentionSpec, HeadNorms
 from paceline.layers.gather_attention import GatherAttention
 from paceline.layers.kv_cache import KVLayout
-from paceline.layers.paged_attention import PagedAttention
+from paceline.layers.paged_attention import PagedAttention, decode_cut
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 32, 16
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,3 +69,18 @@ def test_partial_sums_are_added_up():
         batch = AttentionBatch.of([1, 3], [1, 3], [table])
         results.append(backend.attend(backend.plan(batch, 0, None, cache), qkv, None, cache, 0))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_cut(itemsize, head_dim):
+    """Programs that share a row: none for few tokens, fewer for more rows, and never more than there is room for."""
+    most = 1 << 20
+    for heads in (1, 8, 32, 33, 64, 128, 129, 8192):
+        tiles, splits = decode_cut(heads, 131072, head_dim, itemsize, 132)
+        assert 1 <= splits <= most
+        assert splits == 1 or heads * splits <= 4 * 132
+        most = splits if heads not in (33, 64) else most
+        assert decode_cut(heads, 127, head_dim, itemsize, 132) == (tiles, 1)
+        assert decode_cut(heads, 256, head_dim, itemsize, 132)[1] <= 2
+    assert decode_cut(8, 2048, head_dim, itemsize, 132)[1] == 16

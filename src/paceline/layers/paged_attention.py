@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.kernels.cudnn_attention import CudnnPrefill
 from paceline.kernels.triton.attention_decode import (
+    ANY_TILES,
     DecodeTiles,
     DecodeWorkspace,
     decode_attention,
@@ -51,6 +52,23 @@ NARROW = (
     DecodeCut(ANY, DecodeTiles(64, 2, 3), 4),
 )
 """With 1 byte an element."""
+
+
+def decode_cut(
+    heads: int, reach: int, head_dim: int, itemsize: int, multiprocessors: int, *, mixed: bool = False
+) -> tuple[DecodeTiles, int]:
+    """Tiles, and programs that share a row of at most ``reach`` tokens. Shorter rows use fewer by themselves.
+
+    Args:
+        heads: those of keys of all rows together.
+        itemsize: bytes of an element of the cache.
+        mixed: longer rows take most of the step's time, so that one cut will do for all numbers of single ones.
+    """
+    cuts = NARROW if itemsize == 1 else WIDE
+    cut = cuts[-1] if mixed else next(cut for cut in cuts if heads <= cut.heads)
+    splits = max(1, min(cut.programs * multiprocessors // heads, reach // MIN_SPLIT))
+    return ANY_TILES if itemsize > 2 or head_dim > 128 else cut.tiles, splits
+
 
 CUDNN_TOKENS = 512
 """Where no row has so many, cuDNN gains nothing."""
@@ -103,7 +121,9 @@ class PagedAttention:
     def plan(self, batch: AttentionBatch, group: int, window: int | None, cache: PagedKVCache) -> _Plan:
         reach = batch.max_context if window is None else min(window, batch.max_context)
         mixed = batch.single_rows < len(batch.context_len)
-        tiles, splits = self._cut(batch.single_rows, reach, cache.layout.dtype.itemsize, mixed)
+        heads = max(1, batch.single_rows * self._spec.num_kv_heads)
+        itemsize = cache.layout.dtype.itemsize
+        tiles, splits = decode_cut(heads, reach, self._spec.head_dim, itemsize, self._multiprocessors, mixed=mixed)
         pdl = batch.positions.is_cuda and overlaps(len(batch.positions))
         longer = self._longer_rows(batch, group, cache) if window is None else None
         return _Plan(batch, batch.block_tables[group], window, tiles, splits, longer, pdl)
@@ -128,19 +148,6 @@ class PagedAttention:
             token_elements=self._spec.num_heads * self._spec.head_dim,
             copy=copy,
         )
-
-    def _cut(self, rows: int, reach: int, itemsize: int, mixed: bool) -> tuple[DecodeTiles, int]:
-        """Tiles, and programs that share a row of at most ``reach`` tokens. Shorter rows use fewer by themselves.
-
-        Of a ``mixed`` step longer rows take most of the time, so that one cut will do for all numbers of single ones.
-        """
-        heads = max(1, rows * self._spec.num_kv_heads)
-        cuts = NARROW if itemsize == 1 else WIDE
-        cut = cuts[-1] if mixed else next(cut for cut in cuts if heads <= cut.heads)
-        splits = max(1, min(cut.programs * self._multiprocessors // heads, reach // MIN_SPLIT))
-        if itemsize > 2 or self._spec.head_dim > 128:
-            return DecodeTiles.of(self._spec.head_dim, itemsize), splits
-        return cut.tiles, splits
 
     def attend(
         self,

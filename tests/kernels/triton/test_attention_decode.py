@@ -8,7 +8,6 @@ from paceline.kernels.triton.attention_decode import (
     DecodeTiles,
     DecodeWorkspace,
     decode_attention,
-    num_decode_splits,
     rotary_decode_attention,
 )
 from paceline.kernels.triton.rotary_cache import rotary_cache, rotary_cos_sin
@@ -187,14 +186,6 @@ def test_rows_do_not_see_padding_rows(device, rng):
     )
     assert torch.equal(padded[:-2], alone)
     assert torch.isfinite(padded).all()
-
-
-@pytest.mark.parametrize(
-    ("rows", "max_context", "splits"), [(1, 2048, 16), (8, 2048, 8), (64, 2048, 1), (256, 2048, 1), (1, 131072, 66)]
-)
-def test_split_rule(rows, max_context, splits):
-    assert num_decode_splits(rows, 8, max_context) == splits
-    assert num_decode_splits(rows, 8, 1) == 1
 
 
 def test_wrong_shapes_are_refused(device, rng):

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paceline.kernels.triton.attention_decode import LOG2_E, LOWEST, tile_blocks, tile_slots
+from paceline.kernels.triton.decode_kernel import LOG2_E, LOWEST, tile_blocks, tile_slots
 from paceline.kernels.triton.rotary_cache import check_cache
 
 

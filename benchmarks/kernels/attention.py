@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from paceline.kernels.table import GemvConfig, LinearShape, SkinnyConfig, shipped_table
+from paceline.kernels.table import GemvConfig, LinearShape, RingConfig, SkinnyConfig, shipped_table
 from paceline.kernels.triton.attention_decode import (
     DecodeTiles,
     DecodeWorkspace,
@@ -37,6 +37,7 @@ from paceline.kernels.triton.attention_decode import (
 )
 from paceline.kernels.triton.attention_prefill import PrefillTiles, gather_kv, prefill_attention, prefill_sdpa
 from paceline.kernels.triton.gemv import gemv
+from paceline.kernels.triton.ring_linear import ring_linear
 from paceline.kernels.triton.rotary_cache import rotary_cache, rotary_cos_sin
 from paceline.kernels.triton.skinny_linear import skinny_linear
 from paceline.layers.paged_attention import decode_cut
@@ -411,6 +412,8 @@ class Decode:
             linear = partial(gemv, config=choice, pdl=True)
         elif isinstance(choice, SkinnyConfig):
             linear = partial(skinny_linear, config=replace(choice, splits=1), pdl=True)
+        elif isinstance(choice, RingConfig):
+            linear = partial(ring_linear, config=replace(choice, splits=1), pdl=True)
         pairs = list(zip(self.layers.caches, itertools.cycle(weights), strict=False))
 
         def followed(attend: Callable[..., Tensor], caches: tuple[Tensor, ...], weight: Tensor) -> None:

@@ -13,8 +13,11 @@ Floats = NDArray[np.float64]
 
 FEWEST = 20
 """Steps to fit to."""
-PAUSE = 3.0
-"""A step that takes so many times as long as predicted met a pause of the machine: the collector, a compiler."""
+WINDOW = 8
+"""Steps that are fitted together. The end of a step is when the host notices it; where it does so late, the step after
+seems to be as much shorter."""
+PAUSE = 1.5
+"""What takes so many times as long as predicted met a pause of the machine: the collector, a compiler."""
 KNEES = 64
 ROUNDS = 3
 """Of trying knees, each in a finer grid around the best."""
@@ -26,16 +29,17 @@ class StepFit:
     steps: int
     """Fitted to."""
     left_out: int
-    """Pauses."""
+    """Steps around pauses."""
     error: dict[str, float]
-    """Of the steps fitted to, relative to each one's duration: ``mean``, ``p50``, ``p95`` and ``p99`` of the absolute
+    """Of the windows fitted to, relative to each one's duration: ``mean``, ``p50``, ``p95`` and ``p99`` of the absolute
     error; ``total``, the error of the sum."""
 
 
 def fit_steps(log: Sequence[LoggedStep]) -> StepFit:
-    """Fits the coefficients of a `StepTime` to logged steps.
+    """Fits the coefficients of a `StepTime` to logged steps, in the order of the log.
 
-    The squared relative errors are made least, with no coefficient below 0. The model is linear once the knee, the
+    The squared relative errors of windows of ``WINDOW`` steps are made least (in a short log, of each step), with no
+    coefficient below 0. The model is linear once the knee, the
     number of tokens from which multiplications take longer than reading the weights, is known; so knees of ever
     finer grids are tried.
 
@@ -48,34 +52,46 @@ def fit_steps(log: Sequence[LoggedStep]) -> StepFit:
     steps = [step for step in log if step.seconds > 0 and step.work.tokens > 0]
     if len(steps) < FEWEST:
         raise ValueError(f"{len(steps)} steps are too few to fit to; {FEWEST} are needed")
-    fitted = _fit(steps)
-    kept = [step for step in steps if step.seconds < PAUSE * fitted.seconds(step.work)]
-    if FEWEST <= len(kept) < len(steps):
+    size = WINDOW if len(steps) >= WINDOW * FEWEST else 1
+    windows = [steps[start : start + size] for start in range(0, len(steps), size)]
+    fitted = _fit(windows)
+    predicted, measured = _durations(fitted, windows)
+    kept = [window for window, pause in zip(windows, measured > PAUSE * predicted, strict=True) if not pause]
+    if FEWEST <= len(kept) < len(windows):
         fitted = _fit(kept)
     else:
-        kept = steps
-    return StepFit(fitted, len(kept), len(steps) - len(kept), step_errors(fitted, kept))
+        kept = windows
+    count = sum(map(len, kept))
+    return StepFit(fitted, count, len(steps) - count, window_errors(fitted, kept))
 
 
-def step_errors(step_time: StepTime, steps: Sequence[LoggedStep]) -> dict[str, float]:
-    """How far predictions are from logged steps; see `StepFit.error`."""
-    measured = np.array([step.seconds for step in steps])
-    predicted = np.array([step_time.seconds(step.work) for step in steps])
+def window_errors(step_time: StepTime, windows: Sequence[Sequence[LoggedStep]]) -> dict[str, float]:
+    """How far predictions are from logged windows of steps; see `StepFit.error`."""
+    predicted, measured = _durations(step_time, windows)
     errors = np.abs(predicted / measured - 1)
     p50, p95, p99 = np.percentile(errors, [50, 95, 99]).tolist()
     total = abs(float(predicted.sum() / measured.sum()) - 1)
     return {"mean": float(errors.mean()), "p50": p50, "p95": p95, "p99": p99, "total": total}
 
 
-def _fit(steps: Sequence[LoggedStep]) -> StepTime:
-    seconds = np.array([step.seconds for step in steps])
+def _durations(step_time: StepTime, windows: Sequence[Sequence[LoggedStep]]) -> tuple[Floats, Floats]:
+    """Predicted and measured."""
+    predicted = np.array([sum(step_time.seconds(step.work) for step in window) for window in windows])
+    return predicted, np.array([sum(step.seconds for step in window) for window in windows])
+
+
+def _fit(windows: Sequence[Sequence[LoggedStep]]) -> StepTime:
+    steps = [step for window in windows for step in window]
+    starts = np.cumsum([0, *map(len, windows[:-1])])
+    seconds = np.add.reduceat([step.seconds for step in steps], starts)
     work = {name: np.array([getattr(step.work, name) for step in steps], float) for name in asdict(StepWork())}
     tokens = work["tokens"]
     others = np.column_stack([work["rows"], work["kv_tokens"], work["prompt_pairs"]])
 
     def at(knee: float) -> tuple[float, float, Floats]:
         # fixed + token_s * max(knee, tokens): with the knee at 0 there is no part that waits for weights.
-        columns = np.column_stack([np.ones_like(tokens), np.maximum(tokens, knee), others])
+        each = np.column_stack([np.ones_like(tokens), np.maximum(tokens, knee), others])
+        columns = np.add.reduceat(each, starts)
         found, loss = nonnegative(columns / seconds[:, None], np.ones_like(seconds))
         return loss, knee, found
 

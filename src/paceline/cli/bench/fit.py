@@ -55,10 +55,10 @@ def fit(
         model = replace(
             model,
             step_time=found.step_time,
-            fitted=f"{found.steps} logged steps, {found.left_out} pauses left out",
+            fitted=f"{found.steps} logged steps, {found.left_out} around pauses left out",
             error=found.error,
         )
-        table.add_column("of a step's duration")
+        table.add_column("of the duration of eight steps")
         table.add_column("error", justify="right")
         for key, value in found.error.items():
             table.add_row(key, f"{value:.1%}")

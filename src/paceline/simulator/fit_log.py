@@ -18,8 +18,10 @@ KNEES = 16.0, 8192.0
 """Range of the tokens from which multiplications take longer than reading the weights."""
 FINEST = 5
 """Times that the step between knees which are tried is halved, from a factor of 2 on."""
-STARTS = (64.0, 512.0)
+STARTS = (32.0, 128.0, 512.0, 2048.0)
 """Knees to start from."""
+KEPT = 2
+"""Starts that go on after the first rounds."""
 REACH = 8.0
 """First factor by which a round may move the knee; halved after one that did not help."""
 DAMPING = 0.2
@@ -28,8 +30,8 @@ DAMPING_STEP = 3.0
 """Less of it after each round that helped, more after one that did not."""
 SMALL = 0.03
 """Relative errors below it weigh as their squares, those above as they are: a pause spoils few requests."""
-ROUNDS = 12
-"""At most, for each start and number of stages."""
+ROUNDS = 3, 8
+"""At most, from each start, and from each that is kept."""
 ENOUGH = 0.002
 """Relative gain of a round that is the last."""
 
@@ -80,8 +82,9 @@ def fit_log(
     latencies apart into how often each coefficient is in them (`breakdown`), and solves for the coefficients that bring
     them to what was measured (least squares damped as by Levenberg, 1944, and reweighted as by Huber, 1964; none below
     0). For a given knee that is exact as long as steps keep their work, so it is solved for every knee within reach and
-    the best is taken. Work depends on speed, the more the higher the load; so the least loaded stage comes first, and
-    the others join. The result is near the least loss, not always at it.
+    the best is taken. Work depends on speed, the more the higher the load; so a round with the least loaded stage comes
+    first. The loss is rough, since a step more or less makes another batch; so there are several starts, of which the
+    better ones go on. The result is near the least loss, not always at it.
 
     A client does not see steps: what its stages do not vary is not told apart. Loads from idle to nearly saturated, and
     prompts and outputs of several lengths, say most.
@@ -136,12 +139,11 @@ class _Search:
     def fit(self) -> _Trial:
         values = np.array([getattr(self._start.step_time, name, self._start.request_s) for name in FREE])
         values[WEIGHTS] = values[WEIGHTS] or FIRST_WEIGHTS_S
-        count = 1
-        best = min((self.descend(self.at(values, knee, 1)) for knee in STARTS), key=lambda trial: trial.loss)
-        while count < len(self._stages):
-            count *= 2
-            best = self.descend(self.at(best.values, best.knee, count))
-        return best
+        calm = [self.descend(self.at(values, knee, 1), 1) for knee in STARTS]
+        every = len(self._stages)
+        trials = [self.descend(self.at(trial.values, trial.knee, every), ROUNDS[0]) for trial in calm]
+        trials.sort(key=lambda trial: trial.loss)
+        return min((self.descend(trial, ROUNDS[1]) for trial in trials[:KEPT]), key=lambda trial: trial.loss)
 
     def at(self, values: Floats, knee: float, count: int) -> _Trial:
         """Simulates the ``count`` least loaded stages."""
@@ -163,9 +165,9 @@ class _Search:
             self._on_progress(self.tried, self._least)
         return _Trial(knee, values, model, found, loss)
 
-    def descend(self, trial: _Trial) -> _Trial:
+    def descend(self, trial: _Trial, rounds: int) -> _Trial:
         damping, reach = DAMPING, REACH
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             found = self.at(*self._solve(trial, damping, reach), len(trial.stages))
             if found.loss < trial.loss:
                 enough = trial.loss - found.loss < ENOUGH * trial.loss

@@ -1,6 +1,7 @@
 """Linear layers on a GPU: Triton kernels for few tokens, the libraries for many."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,6 @@ Quantized = tuple[Tensor, Tensor]
 
 OVERLAP_ROWS = 128
 """Steps of more tokens gain nothing from dependent launch."""
-
-_DTYPES = {torch.bfloat16: "bf16"}
-"""As the table names them; the products of other dtypes are left to cuBLAS."""
 
 
 def overlaps(tokens: int) -> bool:
@@ -77,9 +75,6 @@ class Choices:
 class _GPU:
     """What both kinds of weights have in common."""
 
-    one_token: str
-    """What the table calls the layers of one token."""
-
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
 
@@ -89,53 +84,48 @@ class _GPU:
             return rms_norm(residual, gain, eps, pdl=pdl)
         return add_rms_norm(delta, residual, gain, eps, pdl=pdl)
 
-    def _one(
-        self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Tensor
+    def _unquantised(
+        self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Tensor, dtype: str
     ) -> tuple[Tensor | Unnormalised, Tensor]:
-        """`LinearMethod.normalise` for one token that is not quantised."""
-        if not self.choices.fuses_norm(weight, self.one_token):
+        """`LinearMethod.normalise` to what the table calls ``dtype``."""
+        if len(residual) > 1 or not self.choices.fuses_norm(weight, dtype):
             return self.norm(delta, residual, gain, eps), residual
         total = residual if delta is None else torch.empty_like(residual)
         return Unnormalised(delta, residual, total, gain, eps), total
 
-    def _gemv(
+    def _tabled(
         self,
         x: Tensor | Unnormalised,
         weight: Tensor,
         bias: Tensor | None,
+        dtype: str,
         *,
-        scale: Tensor | None = None,
-        gated: bool = False,
+        gated: bool,
+        x_scale: Tensor | None = None,
+        weight_scale: Tensor | None = None,
     ) -> Tensor | None:
-        """The product of one token by `gemv`; None where the table says otherwise."""
+        """The product by the kernel that the table names; None where it leaves it to the library."""
         op, n, k = "gate_up" if gated else "linear", len(weight) // (2 if gated else 1), weight.shape[1]
-        if isinstance(x, Tensor):
-            choice = self.choices.of(op, len(x), n, k, self.one_token)
-            if not isinstance(choice, GemvConfig):
-                return None
-            return gemv(x, weight, weight_scale=scale, bias=bias, gated=gated, config=choice, pdl=True)
-        choice = self.choices.of(f"norm_{op}", 1, n, k, self.one_token)
-        assert isinstance(choice, GemvConfig), "a table has norms in front of products by gemv alone"
-        return gemv(
-            x.residual,
-            weight,
-            norm_weight=x.gain,
-            eps=x.eps,
-            delta=x.delta,
-            sum_out=None if x.delta is None else x.total,
-            weight_scale=scale,
-            bias=bias,
-            gated=gated,
-            config=choice,
-            pdl=True,
-        )
+        options: dict[str, Any] = {"bias": bias, "weight_scale": weight_scale, "gated": gated, "pdl": True}
+        if isinstance(x, Unnormalised):
+            choice = self.choices.of(f"norm_{op}", 1, n, k, dtype)
+            assert isinstance(choice, GemvConfig), "tables name gemv alone for a norm in front"
+            added: dict[str, Any] = {} if x.delta is None else {"delta": x.delta, "sum_out": x.total}
+            return gemv(x.residual, weight, norm_weight=x.gain, eps=x.eps, config=choice, **added, **options)
+        choice = self.choices.of(op, len(x), n, k, dtype)
+        if isinstance(choice, GemvConfig):
+            return gemv(x, weight, config=choice, **options)
+        if isinstance(choice, SkinnyConfig):
+            return skinny_linear(x, weight, x_scale=x_scale, config=choice, **options)
+        if isinstance(choice, RingConfig):
+            return ring_linear(x, weight, x_scale=x_scale, config=choice, **options)
+        return None
 
 
 class DenseGPU(_GPU):
-    """Weights in the model's dtype."""
+    """Weights in the model's dtype. Tables know bfloat16; the products of other dtypes are left to the library."""
 
     name = "dense-gpu"
-    one_token = "bf16"
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
         return device.type == "cuda"
@@ -146,37 +136,29 @@ class DenseGPU(_GPU):
     def normalise(
         self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Tensor
     ) -> tuple[Tensor | Unnormalised, Tensor]:
-        if len(residual) == 1 and weight.dtype == torch.bfloat16:
-            return self._one(delta, residual, gain, eps, weight)
-        return self.norm(delta, residual, gain, eps), residual
+        if weight.dtype != torch.bfloat16:
+            return self.norm(delta, residual, gain, eps), residual
+        return self._unquantised(delta, residual, gain, eps, weight, "bf16")
 
     def apply(self, x: Tensor | Unnormalised, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._product(x, weight, bias, "linear")
+        return self._product(x, weight, bias, gated=False)
 
     def gated(self, x: Tensor | Unnormalised, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._product(x, weight, bias, "gate_up")
+        return self._product(x, weight, bias, gated=True)
 
-    def _product(self, x: Tensor | Unnormalised, weight: Tensor, bias: Tensor | None, op: str) -> Tensor:
-        gated = op == "gate_up"
-        dtype = _DTYPES.get(weight.dtype)
-        if dtype is not None and (found := self._gemv(x, weight, bias, gated=gated)) is not None:
+    def _product(self, x: Tensor | Unnormalised, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor:
+        found = self._tabled(x, weight, bias, "bf16", gated=gated) if weight.dtype == torch.bfloat16 else None
+        if found is not None:
             return found
         assert isinstance(x, Tensor)
-        rows, k = x.shape
-        choice = None if dtype is None else self.choices.of(op, rows, len(weight) // (2 if gated else 1), k, dtype)
-        if isinstance(choice, SkinnyConfig):
-            return skinny_linear(x, weight, bias=bias, gated=gated, config=choice, pdl=True)
-        if isinstance(choice, RingConfig):
-            return ring_linear(x, weight, bias=bias, gated=gated, config=choice, pdl=True)
         product = F.linear(x, weight, bias)
-        return silu_mul(product, pdl=overlaps(rows)) if gated else product
+        return silu_mul(product, pdl=overlaps(len(x))) if gated else product
 
 
 class Fp8GPU(_GPU):
-    """FP8 weights. Tokens are quantised too, one scale each, but for the one for which the table says ``w8a16``."""
+    """FP8 weights. Tokens are quantised too, one scale each, but for a single one where the table has ``w8a16``."""
 
     name = "fp8-gpu"
-    one_token = "w8a16"
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
         return device.type == "cuda" and dtype == torch.bfloat16
@@ -188,54 +170,29 @@ class Fp8GPU(_GPU):
         self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float, weight: Fp8Weight
     ) -> tuple[Tensor | Unnormalised | Quantized, Tensor]:
         if len(residual) == 1:
-            return self._one(delta, residual, gain, eps, weight.data)
+            return self._unquantised(delta, residual, gain, eps, weight.data, "w8a16")
         return add_rms_norm_fp8(delta, residual, gain, eps, pdl=overlaps(len(residual))), residual
 
     def apply(self, x: Tensor | Unnormalised | Quantized, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
-        found = self._one_token(x, weight, bias, gated=False)
-        if found is not None:
-            return found
-        tokens, scale = _quantized(x)
-        found = self._few(tokens, scale, weight, bias, "linear")
-        return fp8_linear(tokens, scale, weight.data, weight.scale, bias) if found is None else found
+        product = self._product(x, weight, bias, gated=False)
+        return fp8_linear(*product, weight.data, weight.scale, bias) if isinstance(product, tuple) else product
 
     def gated(self, x: Tensor | Unnormalised | Quantized, weight: Fp8Weight, bias: Tensor | None) -> Tensor | Quantized:
-        found = self._one_token(x, weight, bias, gated=True)
-        if found is not None:
-            return found
-        tokens, scale = _quantized(x)
-        found = self._few(tokens, scale, weight, bias, "gate_up")
-        if found is not None:
-            return found
-        both = fp8_linear(tokens, scale, weight.data, weight.scale, bias)
-        return silu_mul_fp8(both, pdl=overlaps(len(tokens)))
+        product = self._product(x, weight, bias, gated=True)
+        if isinstance(product, Tensor):
+            return product
+        both = fp8_linear(*product, weight.data, weight.scale, bias)
+        return silu_mul_fp8(both, pdl=overlaps(len(both)))
 
-    def _one_token(
+    def _product(
         self, x: Tensor | Unnormalised | Quantized, weight: Fp8Weight, bias: Tensor | None, *, gated: bool
-    ) -> Tensor | None:
-        if isinstance(x, tuple) or (isinstance(x, Tensor) and len(x) != 1):
-            return None
-        return self._gemv(x, weight.data, bias, scale=weight.scale, gated=gated)
-
-    def _few(self, x: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None, op: str) -> Tensor | None:
-        """The product of few tokens; None where the table leaves it to the library."""
-        gated = op == "gate_up"
-        n, k = len(weight.data) // (2 if gated else 1), weight.data.shape[1]
-        choice = self.choices.of(op, len(x), n, k, "w8a8")
-        scales = {"x_scale": scale, "weight_scale": weight.scale}
-        if isinstance(choice, SkinnyConfig):
-            return skinny_linear(
-                x, weight.data, bias=bias, **scales, gated=gated, config=choice, dtype=torch.bfloat16, pdl=True
-            )
-        if isinstance(choice, RingConfig):
-            return ring_linear(
-                x, weight.data, bias=bias, **scales, gated=gated, config=choice, dtype=torch.bfloat16, pdl=True
-            )
-        return None
-
-
-def _quantized(x: Tensor | Unnormalised | Quantized) -> Quantized:
-    if isinstance(x, Tensor):
-        return quantize_tokens(x, pdl=overlaps(len(x)))
-    assert isinstance(x, tuple)
-    return x
+    ) -> Tensor | Quantized:
+        """As the table says; quantised tokens where it leaves the product to the library."""
+        if isinstance(x, Unnormalised) or (isinstance(x, Tensor) and len(x) == 1):
+            found = self._tabled(x, weight.data, bias, "w8a16", gated=gated, weight_scale=weight.scale)
+            if found is not None:
+                return found
+        assert not isinstance(x, Unnormalised)
+        tokens, scale = quantize_tokens(x, pdl=overlaps(len(x))) if isinstance(x, Tensor) else x
+        found = self._tabled(tokens, weight.data, bias, "w8a8", gated=gated, x_scale=scale, weight_scale=weight.scale)
+        return (tokens, scale) if found is None else found

@@ -63,7 +63,8 @@ def compare(a: Results, b: Results) -> list[Difference]:
     for one, other in pairs:
         found += compare_targets(a, one, b, other)
     if not found:
-        raise NothingToCompare("the two runs have no stage in common")
+        stages = [", ".join(dict.fromkeys(point.name for point in run.points)) or "none" for run in (a, b)]
+        raise NothingToCompare(f"the two runs have no stage in common: {stages[0]}, and {stages[1]}")
     return found
 
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.app import app
+from paceline.cli.bench.carry_out import ends_as_interruption
 from paceline.lab.experiment import InvalidExperiment, read_experiment, read_shapes
 from tiny_models import make_tiny
 
@@ -113,6 +114,8 @@ def test_an_interrupted_run_leaves_logs_and_a_partial_report(command, tmp_path):
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
+    with pytest.raises(ConnectionRefusedError):  # Its server has ended with it.
+        socket.create_connection(("127.0.0.1", int(command[1].rsplit(":", 1)[1])), 1)
     results = json.loads((tmp_path / "r.json").read_text())
     assert results["interrupted"] is True
     assert [point["name"] for point in results["points"]] == ["rate=50"]
@@ -121,6 +124,13 @@ def test_an_interrupted_run_leaves_logs_and_a_partial_report(command, tmp_path):
     points = json.loads((tmp_path / "again.json").read_text())["points"]
     assert [point["name"] for point in points] == ["rate=50", "rate=1"]
     assert points[1]["valid"] is False
+
+
+def test_other_ends_are_interruptions_too():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(KeyboardInterrupt), ends_as_interruption():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,17 +50,28 @@ def carry_out(experiment: Experiment, files: Files) -> None:
             run = ExperimentRun(experiment, folder, on_point=on_point, on_progress=on_progress)
         for warning in run.warnings():
             bar.console.print(f"Warning: {warning}", markup=False, soft_wrap=True)
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            run.run()
+            with ends_as_interruption():
+                run.run()
         except KeyboardInterrupt:
             typer.echo("Interrupted: the report has what was measured before.", err=True)
             interrupted = True
-        finally:
-            signal.signal(signal.SIGTERM, before)
     for failure in run.results.failures:
         typer.echo(f"Error: {failure}", err=True)
     finish(run.results, run.logs, files, interrupted=interrupted)
+
+
+@contextmanager
+def ends_as_interruption() -> Iterator[None]:
+    """Turns SIGTERM and a closed terminal into KeyboardInterrupt, so that servers are stopped and a report is left."""
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def finish(results: "Results", logs: list[Path], files: Files, *, interrupted: bool) -> None:

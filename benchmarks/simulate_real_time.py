@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--scales", type=float, nargs="+", default=[1, 4, 8])
     parser.add_argument("--server-cores", type=int, nargs="+", default=[0])
     parser.add_argument("--client-core", type=int, default=1)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="result file; the run is added to those that it has")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.client_core})
     load = os.getloadavg()[0]
@@ -148,7 +148,8 @@ def main() -> None:
             "packages": {name: version(name) for name in PACKAGES},
             "rows": found,
         }
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        runs = json.loads(options.out.read_text()) if options.out.exists() else []
+        options.out.write_text(json.dumps([*runs, result], indent=1) + "\n")
 
 
 if __name__ == "__main__":

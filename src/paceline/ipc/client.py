@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from paceline.engine.config import EngineConfig
+from paceline.ipc.kill import kill
 from paceline.ipc.link import EngineLink
 from paceline.ipc.messages import Failed, Join, Launch, Leave, Shutdown, client_address
 
@@ -136,12 +137,12 @@ class EngineClient(EngineLink):
             if self._serving:
                 self._tell(Shutdown())
             else:
-                self._process.kill()  # It reads no messages while it loads, and there is nothing to lose.
+                kill(self._process)  # It reads no messages while it loads, and there is nothing to lose.
             try:
                 await asyncio.wait_for(self._process.wait(), CLOSE_S)
             except TimeoutError:
                 log.warning("the engine did not exit within %g s and is killed", CLOSE_S)
-                self._process.kill()
+                kill(self._process)
                 await self._process.wait()
 
     def _loading(self, stage: str, share: float) -> None:

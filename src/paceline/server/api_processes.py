@@ -20,6 +20,7 @@ import msgspec
 from paceline.checkpoint.source import locate
 from paceline.engine.config import EngineConfig
 from paceline.ipc.client import EngineClient
+from paceline.ipc.kill import kill
 from paceline.ipc.messages import Seat
 from paceline.ipc.progress import StartProgress
 from paceline.server.api_process import READY, STOP, ApiLaunch
@@ -102,7 +103,7 @@ class ApiProcesses:
         """Ends everything that is left, at once. May be called again."""
         self._stopping = True
         for process in self._running.values():
-            process.kill()
+            kill(process)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

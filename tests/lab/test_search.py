@@ -137,6 +137,31 @@ def test_a_queue_whose_edge_is_known(seed: int) -> None:
     assert found.broken is None or found.broken > 7.2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_load_above_capacity_is_the_answer(seed: int) -> None:
+    """50 requests/s at most; in ten seconds of a little more no request waits for a second."""
+    runs = 0
+
+    def at(rate: float) -> Point:
+        nonlocal runs
+        runs += 1
+        draw = random.Random(f"{seed} {runs}")
+        records, due, free = [], 0.0, 0.0
+        for id in range(512):
+            due += draw.expovariate(rate)
+            free = max(free, due) + 0.02
+            records.append(reply(id, due, [(free, 1)]))
+        return measure(
+            log_of(records, load={"kind": "poisson", "rate": rate}, offered_rate=rate),
+            parse_constraints("ttft_p99 < 1s"),
+        )
+
+    found = find_rate(at, 5, 80)
+    assert found.load is not None
+    assert found.load < 50 * 1.04
+    assert found.kept is None or found.kept <= 50
+
+
 def scripted(answers: dict[float, list[Point]]) -> Callable[[float], Point]:
     """Each load's points in turn; the last one again and again."""
 
@@ -194,6 +219,14 @@ def test_one_invalid_point_of_a_load_is_measured_again() -> None:
 def test_a_saturated_engine_keeps_nothing_for_long() -> None:
     probe = judge(5.0, [point(512, notes=["saturated: ..."])], 0.99)
     assert (probe.verdict, probe.passes) == ("broken", False)
+
+
+def test_a_load_that_saturates_in_some_runs_is_not_surely_kept() -> None:
+    fine, full = point(512), point(512, notes=["saturated: ..."])
+    one_of_two, one_of_three = judge(5.0, [fine, full], 0.99), judge(5.0, [fine, full, fine], 0.99)
+    assert (one_of_two.verdict, one_of_two.passes) == ("indistinguishable", False)
+    assert (one_of_three.verdict, one_of_three.passes) == ("indistinguishable", True)
+    assert judge(5.0, [fine, full, full], 0.99).verdict == "broken"
 
 
 def test_judge_by_the_pooled_interval() -> None:

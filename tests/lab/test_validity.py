@@ -1,7 +1,9 @@
 """Every check finds its fault, and nothing in a stage without one."""
 
+import math
 import random
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from made_replies import log_of, open_loop, reply, steady
@@ -151,22 +153,69 @@ def test_too_few_for_the_percentile() -> None:
     assert reasons(open_loop(299, 50.0), "ttft_p99 < 1s") == []
 
 
-def queue(count: int, rate: float, service_s: float, seed: int) -> StageLog:
-    """Poisson arrivals at one server that serves one at a time."""
-    draw = random.Random(seed)
+def served(dues: list[float], service_s: float) -> list[RequestRecord]:
+    """By a server that serves one at a time."""
     records: list[RequestRecord] = []
-    due = free = 0.0
-    for id in range(count):
-        due += draw.expovariate(rate)
+    free = 0.0
+    for id, due in enumerate(dues):
         free = max(free, due) + service_s
         records.append(reply(id, due, [(free - service_s / 2, 1), (free, 1)]))
-    return log_of(records, load={"kind": "poisson", "rate": rate}, offered_rate=rate)
+    return records
+
+
+def queue(count: int, rate: float, service_s: float, seed: int) -> StageLog:
+    """Poisson arrivals at one server."""
+    draw = random.Random(seed)
+    dues = list(accumulate(draw.expovariate(rate) for _ in range(count)))
+    return log_of(served(dues, service_s), load={"kind": "poisson", "rate": rate}, offered_rate=rate)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_saturated(seed: int) -> None:
     assert "saturated" in notes(queue(512, 10.0, 0.15, seed))
+    assert "saturated" in notes(queue(512, 10.0, 0.12, seed))
     assert "saturated" not in notes(queue(512, 10.0, 0.08, seed))
+
+
+def test_saturated_by_a_little() -> None:
+    """Five percent more than a server can take are seen in most stages, and five percent less in few."""
+    above, below = ([queue(512, rate, 0.02, seed) for seed in range(60)] for rate in (52.5, 47.5))
+    assert sum("saturated" in notes(log) for log in above) >= 30
+    assert sum("saturated" in notes(log) for log in below) <= 6
+
+
+@pytest.mark.parametrize(("rate", "found"), [(52.5, True), (49.0, False)])
+def test_saturated_at_equal_distances(rate: float, found: bool) -> None:
+    """Where no chance is in the arrivals the smallest overload shows, however short the stage."""
+    for count in (100, 512):
+        records = served([id / rate for id in range(count)], 0.02)
+        log = log_of(records, load={"kind": "constant", "rate": rate}, offered_rate=rate)
+        assert ("saturated" in notes(log)) is found
+
+
+def test_a_server_that_answers_two_thirds_of_what_comes_is_saturated() -> None:
+    for seed in range(8):
+        assert "saturated" in notes(queue(100, 25.0, 0.06, seed))
+
+
+@pytest.mark.parametrize("kind", ["ramp", "trace"])
+def test_ramps_and_traces_can_be_saturated(kind: str) -> None:
+    """Requests/s grow to twice what the server can take, or to half of it."""
+    for gap, found in ((0.0005, True), (0.002, False)):
+        dues = [math.sqrt(2 * gap * id) for id in range(600)]
+        service_s = dues[-1] / 600 if found else dues[-1] / 1200
+        log = log_of(served(dues, service_s), load={"kind": kind}, offered_rate=600 / dues[-1])
+        assert ("saturated" in notes(log)) is found
+
+
+def test_many_long_requests_at_once_are_not_saturated() -> None:
+    """Each takes two seconds whatever else is served: more and more are in flight only at first."""
+    for seed in range(8):
+        draw = random.Random(seed)
+        dues = list(accumulate(draw.expovariate(50.0) for _ in range(512)))
+        records = [steady(id, due, ttft=0.1, tpot=2 * draw.expovariate(1.0) / 7) for id, due in enumerate(dues)]
+        log = log_of(records, load={"kind": "poisson", "rate": 50.0}, offered_rate=50.0)
+        assert "saturated" not in notes(log)
 
 
 def test_stage_too_short_for_a_steady_state() -> None:

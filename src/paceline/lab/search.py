@@ -21,7 +21,7 @@ from paceline.lab.statistics import Interval, wilson
 Verdict = Literal["kept", "broken", "indistinguishable", "invalid"]
 """Of a load. ``kept``: the confidence interval of its attainment lies at or above the share asked for. ``broken``: it
 lies below, or the load saturates the engine. ``indistinguishable``: it holds the share, or one run was kept and another
-broken. ``invalid``: no valid point.
+broken or saturated the engine. ``invalid``: no valid point.
 """
 
 
@@ -33,8 +33,8 @@ class Probe:
     """Requests a second, or batch size."""
     verdict: Verdict
     passes: bool
-    """Whether the attainment of the median run is at least the share asked for, and most runs do not saturate the
-    engine."""
+    """Whether the attainment of the median run is at least the share asked for, and fewer than half of the runs
+    saturate the engine."""
     attainment: float | None
     """Of the requests of all valid points; None where there is none."""
     interval: tuple[float, float] | None
@@ -127,14 +127,16 @@ def judge(load: float, points: Sequence[Point], attainment: float) -> Probe:
     worth = sum(point.effective_requests or 0.0 for point in valid)
     pooled = sum(share * size for share, size in zip(shares, sizes, strict=True)) / sum(sizes)
     interval = wilson(pooled, worth)
-    saturated = 2 * sum(any(note.startswith("saturated") for note in point.notes) for point in valid) > len(valid)
+    full = sum(any(note.startswith("saturated") for note in point.notes) for point in valid)
+    saturated = 2 * full > len(valid)
     runs = {
         _verdict(wilson(share, p.effective_requests or 0.0), attainment) for share, p in zip(shares, valid, strict=True)
     }
     verdict = "broken" if saturated else _verdict(interval, attainment)
     # Shares are quotients of counts: 99 of 100 pass at 0.99.
-    passes = not saturated and median(shares) >= attainment - 1e-9
-    disagree = {"kept", "broken"} <= runs or (verdict == "kept" and not passes) or (verdict == "broken" and passes)
+    passes = 2 * full < len(valid) and median(shares) >= attainment - 1e-9
+    disagree = {"kept", "broken"} <= runs or (verdict == "kept" and (full or not passes))
+    disagree = disagree or (verdict == "broken" and passes)
     if disagree and not saturated:
         verdict = "indistinguishable"
     return Probe(load=load, verdict=verdict, passes=passes, attainment=pooled, interval=interval, points=names)

@@ -13,7 +13,7 @@ from paceline.lab.gaps import count_known
 from paceline.lab.point import Counts
 from paceline.lab.record import RequestRecord
 from paceline.lab.slo import Constraint
-from paceline.lab.statistics import PERCENTILES, Sample, requests_needed
+from paceline.lab.statistics import PERCENTILES, Floats, Sample, requests_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def check(
         _check_loop(log.client, samples, constraints, limits, found)
     _check_tokens(log, constraints, limits, found)
     _check_samples(samples, constraints, found)
+    _check_saturated(log, found)
     _check_steady(log, found)
     return found
 
@@ -228,13 +229,12 @@ def _check_samples(samples: dict[str, Sample], constraints: Sequence[Constraint]
 
 
 def _check_steady(log: StageLog, found: Findings) -> None:
-    """Notes: an engine that falls behind, a stage too short for a steady state, a slow start."""
+    """Notes: a stage too short for a steady state, a slow start."""
     if log.stage.load.get("kind") == "concurrency" and log.stage.batch and len(log.records) < 4 * log.stage.batch:
         found.notes.append(f"steady: {len(log.records)} requests are fewer than four rounds of {log.stage.batch}")
-    variation = _variation(log)
     sent = sorted((record for record in log.records if record.sent is not None), key=lambda record: record.due)
     durations = [record.e2e for record in sent if record.e2e is not None]
-    if variation is None or len(sent) < 8 or not durations:
+    if _variation(log) is None or len(sent) < 8 or not durations:
         return
     start, end = sent[0].due, sent[-1].due
     if end - start < 2 * median(durations):
@@ -243,7 +243,6 @@ def _check_steady(log: StageLog, found: Findings) -> None:
             "a longer stage may be slower"
         )
         return
-    _check_growth(sent, start, end, max(1.0, variation), found)
     few = max(5, len(sent) // 20)
     early = [record.ttft for record in sent[:few] if record.ttft is not None]
     later = [record.ttft for record in sent[few:] if record.ttft is not None]
@@ -254,20 +253,53 @@ def _check_steady(log: StageLog, found: Findings) -> None:
         )
 
 
-def _check_growth(sent: Sequence[RequestRecord], start: float, end: float, variation: float, found: Findings) -> None:
-    """Requests in flight, from the third to the fourth quarter of the arrivals: growth by a tenth of what arrived in a
-    quarter, and by more than two standard deviations of that, is no chance."""
-    due = np.array([record.due for record in sent])
-    ended = np.sort([np.inf if record.ended is None else record.ended for record in sent])
-    times = np.linspace((start + end) / 2, end, 64)
-    flying = np.searchsorted(due, times, "right") - np.searchsorted(ended, times, "right")
-    third, fourth = float(flying[:32].mean()), float(flying[32:].mean())
-    arrived = float(((due > times[0]) & (due <= end)).sum()) / 2
-    if fourth - third > max(0.1 * arrived, 2 * variation * math.sqrt(arrived)):
-        found.notes.append(
-            f"saturated: requests in flight grew from {third:.0f} to {fourth:.0f} while the load was the same; "
-            "a longer stage would be slower"
+def _check_saturated(log: StageLog, found: Findings) -> None:
+    """Note: an engine that falls behind. Answers came slower than requests over the second half of the arrivals, and
+    the latency in the last quarter of the requests is surely more than in the second.
+
+    A steady load is held against the rate that was offered, not against what came by chance: what a full engine answers
+    has none of the arrivals' noise. Where there is no such rate, as in a trace, against what came.
+    """
+    if log.stage.load.get("kind") in ("burst", "concurrency"):
+        return
+    sent = sorted((record for record in log.records if record.sent is not None), key=lambda record: record.due)
+    durations = [record.e2e for record in sent if record.e2e is not None]
+    if len(sent) < 32 or not durations:
+        return
+    start, end = sent[0].due, sent[-1].due
+    if end - start < 2 * median(durations[: max(5, len(durations) // 10)]):
+        return  # The first ones were answered into its second half: that half is no steady state.
+    middle = (start + end) / 2
+    came = float(sum(record.due > middle for record in sent))
+    enough = 0.95
+    if _variation(log) is not None and log.stage.offered_rate is not None:
+        came, enough = log.stage.offered_rate * (end - middle), 0.99
+    answered = sum(record.ended is not None and middle < record.ended <= end for record in sent)
+    if answered >= enough * came:
+        return
+    for metric in ("ttft", "e2e"):
+        early, late = (_of_quarter(sent, quarter, metric) for quarter in (1, 3))
+        if min(early.size, late.size) < 2:
+            continue
+        growth, error = (
+            late.mean() - early.mean(),
+            math.hypot(*(v.std(ddof=1) / math.sqrt(v.size) for v in (early, late))),
         )
+        pace = growth / ((end - start) / 2)
+        if growth > 3 * error and pace > 0.01 and np.quantile(late, 0.1) > np.median(early):
+            found.notes.append(
+                f"saturated: in the second half {answered} requests were answered while {came:.0f} were due, and the "
+                f"mean {metric.upper()} grew from {_ms(early.mean())} to {_ms(late.mean())}; "
+                "a longer stage would be slower"
+            )
+            return
+
+
+def _of_quarter(sent: Sequence[RequestRecord], quarter: int, metric: str) -> Floats:
+    """Measured values of a quarter (0 to 3) of the requests."""
+    part = sent[quarter * len(sent) // 4 : (quarter + 1) * len(sent) // 4]
+    values = [getattr(record, metric) for record in part]
+    return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
 def _ms(seconds: float) -> str:

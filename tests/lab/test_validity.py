@@ -7,8 +7,10 @@ from itertools import accumulate
 
 import pytest
 from made_replies import log_of, open_loop, reply, steady
+from scripted_server import CHUNKED, END, chunk, event, token, usage_chunk
 
 from paceline.lab.client.log import StageLog
+from paceline.lab.client.reply_parser import ReplyParser
 from paceline.lab.measure import measure
 from paceline.lab.record import RequestRecord
 from paceline.lab.slo import parse_constraints
@@ -127,7 +129,7 @@ def test_token_counts() -> None:
     assert reasons(changed(log, expected_tokens=9)) == ["length"]
     assert reasons(changed(log, expected_tokens=None)) == []
     assert reasons(changed(log, output_tokens=None)) == ["usage"]
-    assert reasons(changed(log, output_tokens=9, expected_tokens=9)) == ["tokens"]
+    assert reasons(changed(log, output_tokens=9, expected_tokens=9)) == ["tokens", "tokens"]  # eight were asked for
     few = replace(log, records=[replace(r, expected_tokens=9) if r.id < 2 else r for r in log.records])
     assert (reasons(few), notes(few)) == ([], ["length"])
     assert "(200 of 200 replies)" in measure(changed(log, expected_tokens=9)).reasons[0]
@@ -138,6 +140,51 @@ def test_chunks_are_not_tokens() -> None:
     log = log_of(records, load={"kind": "constant"}, offered_rate=50.0)
     assert (reasons(log), notes(log)) == ([], ["itl"])
     assert "itl" in reasons(log, "itl_p50 < 1s")
+
+
+def test_a_server_that_refuses_ignore_eos_is_named_and_its_lengths_are_checked() -> None:
+    log = replace(open_loop(200, 50.0), options={"usage": "final", "ignore_eos": False})
+    assert (reasons(log), notes(log)) == ([], ["ignore_eos"])
+    assert reasons(changed(log, expected_tokens=9)) == ["length"]
+    by_choice = replace(log, stage=replace(log.stage, ignore_eos=False))
+    assert notes(changed(by_choice, expected_tokens=None)) == []
+
+
+@pytest.mark.parametrize("usage", [-8, 0, 4, 7, 9, 8000])
+def test_impossible_usage(usage: int) -> None:
+    """Of replies with eight deltas of text, which may end when they like and have at most eight tokens."""
+    log = open_loop(200, 50.0)
+    parts = [token(finish="length" if place == 7 else None) for place in range(8)]
+    for place, record in enumerate(log.records):
+        parser = ReplyParser(RequestRecord(record.id, record.due, sent=record.due))
+        for step, part in enumerate(
+            [CHUNKED, *(chunk(event(part)) for part in [*parts, usage_chunk(usage), "[DONE]"])]
+        ):
+            parser.feed(record.due + 0.1 + 0.01 * step, part)
+        parser.feed(record.due + 0.21, END)
+        log.records[place] = parser.finish()
+    assert reasons(log) == ["tokens"]
+    assert ("itl" in notes(log)) is (usage > 8)
+
+
+def test_more_deltas_than_tokens() -> None:
+    record = reply(0, 0.0, [(0.1, 1), (0.2, 1), (0.3, 1)], counted=False, output_tokens=2, expected_tokens=2)
+    point = measure(log_of([record]))
+    assert [text.split(":")[0] for text in point.reasons] == ["tokens"]
+    assert point.notes == []
+
+
+def test_replies_without_tpot_cannot_keep_a_limit_of_it() -> None:
+    """public failure 98: half of the replies are written at once, and only the others would be judged."""
+    log = open_loop(600, 50.0)
+    for id in range(0, 600, 2):
+        log.records[id] = reply(id, id / 50, [(id / 50 + 0.2, 1)] * 8)
+    assert reasons(log, "tpot_p99 < 40ms") == ["tpot"]
+    assert reasons(log, "ttft_p99 < 1s") == []
+    few = open_loop(600, 50.0)
+    few.records[0] = reply(0, 0.0, [(0.2, 1)] * 8)
+    few.records[1] = reply(1, 0.02, [(0.2, 1)])
+    assert (reasons(few, "tpot_p99 < 40ms"), notes(few, "tpot_p99 < 40ms")) == ([], ["tpot", "tpot"])
 
 
 def test_prompt_tokens_that_were_not_planned_are_noted() -> None:

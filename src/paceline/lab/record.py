@@ -17,7 +17,8 @@ class RequestRecord:
     deltas: list[tuple[float, int]] = field(default_factory=list)
     """(arrival of its bytes, generated tokens it carries) of every delta that carries any: text, reasoning, tool
     calls, or usage that shows a token. A role alone is none. Where the server does not count (no continuous usage) the
-    tokens of all but the last are 1 and ``counted`` is False."""
+    tokens of all but the last are 1, the last has the rest of the usage but at least 1, and ``counted`` is False: the
+    sum is more than ``output_tokens`` where there are more deltas than tokens."""
     counted: bool = False
     """Whether the server's continuous usage gave the tokens of each delta."""
     ended: float | None = None
@@ -28,7 +29,7 @@ class RequestRecord:
     """By the server's usage."""
     cached_tokens: int | None = None
     expected_tokens: int | None = None
-    """Tokens asked for where the reply cannot end before (``ignore_eos``)."""
+    """Tokens asked for where the reply shall not end before (``ignore_eos``), whether or not the server takes that."""
     status: int | None = None
     """HTTP status."""
     finish: str | None = None

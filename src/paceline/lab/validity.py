@@ -196,20 +196,37 @@ def _check_tokens(log: StageLog, constraints: Sequence[Constraint], limits: Limi
             invalid = invalid and number > limits.counts * len(done)
             (found.reasons if invalid else found.notes).append(f"{text} ({number} of {len(done)} replies)")
 
+    asked = {request.id: request.output_tokens for request in log.stage.requests}
+    if log.stage.ignore_eos and not log.options.get("ignore_eos", True):
+        found.notes.append(
+            "ignore_eos: the server refuses it, so replies may end before they have the tokens asked for"
+        )
     count(lambda r: r.output_tokens is None, "usage: the server does not say how many tokens it made")
     count(
         lambda r: None not in (r.output_tokens, r.expected_tokens) and r.output_tokens != r.expected_tokens,
         "length: the number of tokens is not the one asked for",
     )
     count(
-        lambda r: r.counted and r.output_tokens is not None and sum(n for _, n in r.deltas) != r.output_tokens,
+        lambda r: r.output_tokens is not None and sum(n for _, n in r.deltas) != r.output_tokens,
         "tokens: the deltas have another number of tokens than the server's usage",
     )
     count(
-        lambda r: r.output_tokens is not None and not count_known(r),
+        lambda r: r.output_tokens is not None and r.output_tokens > asked.get(r.id, r.output_tokens),
+        "tokens: the server's usage has more tokens than were asked for",
+    )
+    count(
+        lambda r: r.output_tokens is not None and not count_known(r) and len(r.deltas) < r.output_tokens,
         "itl: the server does not say how many tokens a delta has, and the gaps are not measured",
         invalid=any(constraint.metric == "itl" for constraint in constraints),
     )
+    if any(constraint.metric == "tpot" for constraint in constraints):
+        count(
+            lambda r: r.output_tokens is not None and r.output_tokens > 1 and r.tpot is None,
+            "tpot: all tokens of a reply came at one time, and its TPOT is not measured",
+        )
+        count(
+            lambda r: r.output_tokens == 1, "tpot: a reply of one token has no TPOT and keeps no limit", invalid=False
+        )
     lengths = {request.id: request.prompt_tokens for request in log.stage.requests}
     count(
         lambda r: None not in (r.prompt_tokens, lengths.get(r.id)) and r.prompt_tokens != lengths[r.id],

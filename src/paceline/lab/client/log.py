@@ -206,7 +206,7 @@ def read_log(path: Path, *, keep_text: bool = False) -> StageLog:
     requests = [PlannedRequest(prompt=[], **request) for request in head["stage"].pop("requests")]
     stage = Stage(requests=requests, **head["stage"])
     interrupted = footer is None or footer["interrupted"]
-    records = _records(path, stage, head["options"]["ignore_eos"], interrupted, keep_text)
+    records = _records(path, stage, interrupted, keep_text)
     return StageLog(
         stage=stage,
         target=msgspec.convert(head["target"], Target),
@@ -221,12 +221,12 @@ def read_log(path: Path, *, keep_text: bool = False) -> StageLog:
     )
 
 
-def _records(path: Path, stage: Stage, ignore_eos: bool, interrupted: bool, keep_text: bool) -> list[RequestRecord]:
+def _records(path: Path, stage: Stage, interrupted: bool, keep_text: bool) -> list[RequestRecord]:
     parsers: dict[int, ReplyParser] = {}
     for request in stage.requests:
         # One that waits for another is due when that one has ended: if it never was, not before the deadline.
         due = request.due if request.after is None else stage.deadline_s
-        record = RequestRecord(request.id, due, expected_tokens=request.output_tokens if ignore_eos else None)
+        record = RequestRecord(request.id, due, expected_tokens=request.output_tokens if stage.ignore_eos else None)
         parsers[request.id] = ReplyParser(record, keep_text=keep_text)
     for time, id, kind, payload in entries(path):
         parser = parsers[id]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lab.measured import SLO, invalid, point
-from paceline.lab.capacity import capacity, load
+from paceline.lab.capacity import broken_by, capacity, load, value_of
 from paceline.lab.slo import parse_constraints
 
 CONSTRAINTS = parse_constraints(SLO)
@@ -47,6 +47,16 @@ def test_what_was_not_measured_is_not_kept() -> None:
     found = capacity([point(rate=1.0, tpot=None)], CONSTRAINTS)
     assert found.best is None
     assert found.span == (0.0, 1.0)
+
+
+def test_a_limit_that_failures_break_is_not_kept() -> None:
+    """The p99 of the completed requests is within it, but less than 99% of all were."""
+    failing = point(rate=4.0, constraints={"ttft_p99<1s": False, "tpot_p99 < 20ms": True})
+    assert capacity([point(rate=1.0), failing], CONSTRAINTS).span == (1.0, 4.0)
+    assert broken_by(failing, CONSTRAINTS) == CONSTRAINTS[:1]
+    assert value_of(failing, CONSTRAINTS[0]) is None
+    assert value_of(failing, CONSTRAINTS[1]) == 0.015
+    assert broken_by(failing, parse_constraints("ttft_p99 < 2s")) == []
 
 
 def test_a_saturated_point_is_not_kept() -> None:

@@ -84,6 +84,34 @@ def test_failures_are_in_no_latency_and_against_goodput() -> None:
     assert not point.valid
 
 
+@pytest.mark.parametrize("slo", ["ttft_p99 < 1s", "e2e_p99 < 5s", "tpot_p99 < 1s", "itl_p99 < 1s"])
+def test_a_percentile_is_a_promise_to_all_requests(slo: str) -> None:
+    """Ten of a thousand fail, and nine are too slow: 98.1% kept it, though the p99 of those completed is within."""
+    records = [steady(id, 0.02 * id, tpot=0.05) for id in range(1000)]
+    for id in range(100, 110):
+        records[id].error = "HTTP 429"
+    assert measure(log_of(records), parse_constraints(slo)).constraints == {slo: True}
+    for id in range(200, 209):
+        records[id] = steady(id, 0.02 * id, ttft=9.0, tpot=2.0)
+    point = measure(log_of(records), parse_constraints(slo))
+    assert point.valid
+    assert point.attainment == pytest.approx(0.981)
+    assert point.constraints == {slo: False}
+
+
+def test_a_maximum_is_not_kept_where_a_request_failed() -> None:
+    records = [steady(id, 0.1 * id) for id in range(200)]
+    slo = parse_constraints("ttft_max < 1s, ttft_mean < 1s")
+    assert set(measure(log_of(records), slo).constraints.values()) == {True}
+    records[7].error = "HTTP 500"
+    assert list(measure(log_of(records), slo).constraints.values()) == [False, True]
+
+
+def test_replies_of_one_token_have_no_tpot_to_keep() -> None:
+    records = [steady(id, 0.1 * id, tokens=1 if id % 2 else 8) for id in range(600)]
+    assert measure(log_of(records), parse_constraints("tpot_p99 < 1s")).constraints == {"tpot_p99 < 1s": True}
+
+
 def test_all_failed_is_null_not_zero() -> None:
     point = measure(log_of([steady(0, 0.0, error="HTTP 500")]), parse_constraints("e2e_max < 1s"))
     assert point.ttft_s == point.itl_s == point.e2e_s == NOTHING

@@ -1,7 +1,7 @@
 """The highest load at which an engine keeps its constraints, from points that were measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.lab.point import Point
 from paceline.lab.search import SearchResult
@@ -42,13 +42,24 @@ def load(point: Point) -> float:
 
 
 def value_of(point: Point, constraint: Constraint) -> float | None:
-    """What the constraint is about, in seconds."""
-    return constraint.value_of(getattr(point, f"{constraint.metric}_s"))
+    """What the constraint is about, in seconds. None where it was not measured, and where the completed requests are
+    within the limit but too many others failed: then nobody knows it."""
+    value = constraint.value_of(getattr(point, f"{constraint.metric}_s"))
+    return None if constraint.keeps(value) and not _kept(point, constraint) else value
 
 
 def broken_by(point: Point, constraints: Sequence[Constraint]) -> list[Constraint]:
     """Those that the point does not keep; what was not measured is not kept."""
-    return [constraint for constraint in constraints if constraint.keeps(value_of(point, constraint)) is not True]
+    return [constraint for constraint in constraints if not _kept(point, constraint)]
+
+
+def _kept(point: Point, constraint: Constraint) -> bool:
+    """By the point's own verdict, which knows of failures; where it was measured without this constraint, by its
+    statistic."""
+    for text, kept in point.constraints.items():
+        if replace(Constraint.parse(text), text=constraint.text) == constraint:
+            return kept is True
+    return constraint.keeps(constraint.value_of(getattr(point, f"{constraint.metric}_s"))) is True
 
 
 def saturated(point: Point) -> bool:

@@ -13,7 +13,17 @@ from paceline.lab.gaps import gaps
 from paceline.lab.point import Counts, Point
 from paceline.lab.record import RequestRecord
 from paceline.lab.slo import Constraint
-from paceline.lab.statistics import Floats, Interval, Ints, Sample, blocks_of, effective_requests, summarize, wilson
+from paceline.lab.statistics import (
+    PERCENTILES,
+    Floats,
+    Interval,
+    Ints,
+    Sample,
+    blocks_of,
+    effective_requests,
+    summarize,
+    wilson,
+)
 from paceline.lab.throughput import Flow
 
 
@@ -72,7 +82,7 @@ def measure(log: StageLog, constraints: Sequence[Constraint] = ()) -> Point:
         attainment=share,
         attainment_interval=None if share is None or worth is None else wilson(share, worth),
         effective_requests=worth,
-        constraints={item.text: item.keeps(item.value_of(summary[item.metric])) for item in constraints},
+        constraints={item.text: _keeps(item, asked, samples[item.metric].values) for item in constraints},
         intervals={
             f"{metric}_s.{name}": interval
             for metric, sample in samples.items()
@@ -113,6 +123,25 @@ def _rate_intervals(
         if rate and (error := flow.error(weights[name])) is not None:
             found[name] = (rate * math.exp(-error), rate * math.exp(error))
     return found
+
+
+def _keeps(constraint: Constraint, asked: Sequence[RequestRecord], values: Floats) -> bool | None:
+    """Whether the stage keeps a constraint; None where nothing was measured.
+
+    The statistic of the completed requests must be within the limit. That of a percentile is a promise to a share of
+    all requests (to all of them, of ``max``): those that failed or were not measured did not keep it.
+    """
+    found = constraint.keeps(constraint.value_of(summarize(values)))
+    promised = {**PERCENTILES, "max": 1.0}.get(constraint.statistic)
+    if not found or promised is None:
+        return found
+    if constraint.metric == "itl":  # Of its many values a failed request would have as many as others.
+        share = constraint.share_of(values) * sum(record.ok for record in asked) / len(asked)
+    else:
+        # A reply of one token has no TPOT by nature.
+        judged = [r for r in asked if not (constraint.metric == "tpot" and r.ok and r.output_tokens == 1)]
+        share = sum(constraint.keeps(constraint.of(record)) is True for record in judged) / len(judged)
+    return share >= promised - 1e-9  # A quotient of counts.
 
 
 def _kept(asked: Sequence[RequestRecord], constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.bool_], Floats]:

@@ -71,7 +71,8 @@ class Point:
     effective_requests: float | None = None
     """So many independent requests tell as much of the attainment as those sent: fewer where misses come in runs."""
     constraints: dict[str, bool | None] = field(default_factory=dict)
-    """Constraint, as written -> whether the point keeps it; None: not measured, which does not keep it."""
+    """Constraint, as written -> whether the point keeps it; None: not measured, which does not keep it. A percentile is
+    kept by a share of all requests: those that failed did not."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """``ttft_s.mean``, ``tpot_s.p99``, ``output_tokens_per_s``, ... -> 95% confidence interval; missing where the run
     is too short for one."""

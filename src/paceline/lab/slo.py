@@ -4,10 +4,12 @@ import operator
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.lab.gaps import gaps
 from paceline.lab.point import Statistics
 from paceline.lab.record import RequestRecord
-from paceline.lab.statistics import PERCENTILES, summarize
+from paceline.lab.statistics import PERCENTILES, Floats, summarize
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 STATISTICS = ("mean", *PERCENTILES, "max")
@@ -71,6 +73,10 @@ class Constraint:
     def keeps(self, value: float | None) -> bool | None:
         """Whether a value in seconds is within the limit; None for one that was not measured."""
         return None if value is None else bool(_COMPARE[self.comparison](value, self.limit_s))
+
+    def share_of(self, values: Floats) -> float:
+        """Which share of values in seconds (at least one) is within the limit."""
+        return float(np.mean(_COMPARE[self.comparison](values, self.limit_s)))
 
     def of(self, record: RequestRecord) -> float | None:
         """A request's own value in seconds; None for a failure and for a value that was not measured.

@@ -170,13 +170,16 @@ def test_error_by_the_type_of_the_event() -> None:
 
 
 def test_a_stream_that_ends_early_is_a_failure() -> None:
-    """public failure 94: the end of the connection without [DONE] or a finish reason."""
+    """public failure 94: the end of the connection without [DONE], whatever came before."""
     ended = reply(token("a"), token("b"), done=False)
-    assert ended.error == "the stream ended early: no finish reason and no [DONE]"
+    assert ended.error == "the stream ended early: no [DONE]"
     cut = parse(CHUNKED + chunk(event(token("a"))), chunk(event(token("b", finish="stop"))), closed=True)
     assert cut.error == "the server closed the connection in the middle of its reply"
     in_a_chunk = parse(CHUNKED + chunk(event(token("a")))[:-9], closed=True)
     assert in_a_chunk.error == cut.error
+    assert reply(token("a"), token("b", finish="stop"), done=False).error == ended.error
+    finished = parse(UNTIL_CLOSED, event(token("a")), event(token("b", finish="stop")), closed=True)
+    assert finished.error == ended.error
     until_closed = parse(UNTIL_CLOSED, event(token("a")), closed=True)
     assert until_closed.error == ended.error
     silent = parse(b"", closed=True)
@@ -186,7 +189,7 @@ def test_a_stream_that_ends_early_is_a_failure() -> None:
 def test_a_stream_that_is_closed_after_its_end() -> None:
     assert parse(UNTIL_CLOSED, event(token("a")), event("[DONE]", b""), closed=True).ok
     assert parse(CHUNKED, chunk(event(token("a"))), DONE, closed=True).ok
-    record = parse(UNTIL_CLOSED, event(token("a")), event(token("b", finish="stop")), closed=True)
+    record = parse(UNTIL_CLOSED, event(token("a")), event("[DONE]"), closed=True)
     assert (record.ok, record.ended) == (True, 4.0)
 
 

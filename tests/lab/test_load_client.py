@@ -139,7 +139,7 @@ FAILURES: dict[str, tuple[Script, str]] = {
     "error first": (stream({"error": {"message": "no memory"}}), "no memory"),
     "early end": (
         [*stream(token(), token())[:-2], b"0\r\n\r\n"],
-        "the stream ended early: no finish reason and no [DONE]",
+        "the stream ended early: no [DONE]",
     ),
     "closed": ([CHUNKED, chunk(event(token())), CLOSE], "the server closed the connection in the middle of its reply"),
     "closed at once": ([CLOSE], "the server closed the connection before its reply"),

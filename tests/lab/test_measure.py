@@ -30,12 +30,12 @@ def test_three_requests_by_hand() -> None:
     assert point.itl_s.mean == pytest.approx((0.1 + 0.2 + 3 * 0.1 + 1.0) / 6)
     assert point.itl_s.p50 == pytest.approx(0.1)
     assert point.e2e_s.mean == pytest.approx((0.5 + 0.7 + 1.6) / 3)
-    assert point.window_s == pytest.approx(4.0)
+    assert point.window_s == pytest.approx(3.6)  # the last token, not the end of the body
     assert (point.output_tokens, point.prompt_tokens) == (9, 7)
-    assert point.output_tokens_per_s == pytest.approx(9 / 4)
-    assert point.requests_per_s == pytest.approx(3 / 4)
+    assert point.output_tokens_per_s == pytest.approx(9 / 3.6)
+    assert point.requests_per_s == pytest.approx(3 / 3.6)
     assert point.attainment == pytest.approx(2 / 3)  # the last one's TTFT is too long
-    assert point.goodput_rps == pytest.approx(2 / 4)
+    assert point.goodput_rps == pytest.approx(2 / 3.6)
     assert point.constraints == {"ttft_p50 < 500ms": True, "tpot_max<=1s": True}
 
 

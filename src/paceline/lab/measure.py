@@ -173,8 +173,11 @@ def _values(records: Iterable[RequestRecord], value: Callable[[RequestRecord], f
 
 
 def _window(asked: Sequence[RequestRecord], done: Sequence[RequestRecord]) -> float | None:
-    """Seconds from the first scheduled send to the last completion; None where nothing was completed."""
-    ends = [end for record in done if (end := record.ended if record.ended is not None else record.last) is not None]
+    """Seconds from the first scheduled send to the last token of a completed reply; None where nothing was completed.
+
+    What comes after its last token is no part of the work: a server may keep a finished body open.
+    """
+    ends = [end for record in done if (end := record.last if record.last is not None else record.ended) is not None]
     return max(ends) - asked[0].due if ends else None
 
 

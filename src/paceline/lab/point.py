@@ -58,7 +58,7 @@ class Point:
     """Of completed requests, by the server's usage."""
     prompt_tokens: int
     window_s: float | None
-    """First scheduled send to last completion."""
+    """First scheduled send to the last token of a completed reply."""
     output_tokens_per_s: float | None
     requests_per_s: float | None
     """Completed requests / window."""

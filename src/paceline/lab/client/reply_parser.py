@@ -68,8 +68,8 @@ class ReplyParser:
         if self._seen is not None:
             self._end_of_body(self._seen)
         if record.error is None and record.status == 200:
-            if not self._done and record.finish is None and record.deltas:
-                self._fail("the stream ended early: no finish reason and no [DONE]")
+            if not self._done and record.deltas:
+                self._fail("the stream ended early: no [DONE]")
             elif record.finish in ("abort", "error"):
                 self._fail(f"finish reason {record.finish}")
             elif not record.deltas:

@@ -4,11 +4,15 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +39,7 @@ from paceline.lab.client.log import FRAME, MAGIC, InvalidLog, StageLog, frames, 
 from paceline.lab.client.run import Progress, default_workers, run_stage
 from paceline.lab.stage import PlannedRequest, Stage
 from paceline.lab.target import Target
+from paceline.lab.validity import achieved_rate
 
 Scripts = Callable[[Arrival], Script] | dict[str, Script] | None
 
@@ -199,6 +204,64 @@ def test_no_server(tmp_path: Path) -> None:
     log = read_log(tmp_path / "log")
     assert [record.error for record in log.records] == ["connection failed: Connection refused"] * 2
     assert [record.sent for record in log.records] == [None, None]
+
+
+@contextmanager
+def full_server(accepts: threading.Event) -> Iterator[str]:
+    """URL of one that answers the probe and then accepts nothing before the event. One connection fits into its queue;
+    the kernel lets others try again after a second."""
+    stopped, probed = threading.Event(), False
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        listener.settimeout(0.02)
+
+        def serve() -> None:
+            nonlocal probed
+            while not stopped.is_set():
+                if probed and not accepts.wait(0.02):
+                    continue
+                with suppress(TimeoutError), listener.accept()[0] as sock:
+                    if sock.recv(1 << 16):
+                        sock.sendall(b"".join(step for step in tokens(1) if isinstance(step, bytes)))
+                        probed = True
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(serve)
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                stopped.set()
+
+
+def test_a_server_that_accepts_late_is_not_a_client_that_sends_late(tmp_path: Path) -> None:
+    accepts = threading.Event()
+    requests = [PlannedRequest(id, 0.3 + 0.02 * id, "x", 1) for id in range(6)]
+
+    def on_progress(state: Progress) -> None:
+        if state.elapsed_s > 0.6:
+            accepts.set()
+
+    with full_server(accepts) as url:
+        stage = stage_of(requests, offered_rate=50.0)
+        run_stage(Target("full", url, "m"), stage, tmp_path / "log", workers=1, on_progress=on_progress)
+    log = read_log(tmp_path / "log")
+    assert [record.error for record in log.records] == [None] * 6
+    assert max((record.sent or 0.0) - record.due for record in log.records) > 0.5
+    assert max((record.begun or 9.0) - record.due for record in log.records) < 0.1
+    assert log.client["lateness_max_s"] < 0.1
+    assert max(record.ttft_from_send or 0.0 for record in log.records) > 0.5
+    assert achieved_rate(log) == pytest.approx(50.0, rel=0.4)
+
+
+def test_a_server_that_never_accepts(tmp_path: Path) -> None:
+    requests = [PlannedRequest(id, 0.2, "x", 1) for id in range(4)]
+    with full_server(threading.Event()) as url:
+        run_stage(Target("full", url, "m"), stage_of(requests, deadline_s=0.6), tmp_path / "log", workers=1)
+    last = read_log(tmp_path / "log").records[-1]
+    assert last.error == "the server accepted no connection before the deadline of 0.6 s"
+    assert last.sent is None
+    assert last.begun == pytest.approx(0.2, abs=0.1)
 
 
 def test_closed_loop_keeps_its_seats(tmp_path: Path) -> None:

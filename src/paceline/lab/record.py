@@ -10,6 +10,9 @@ class RequestRecord:
     id: int
     due: float
     """Scheduled send; for a request that waits for another the end of that one plus its delay."""
+    connecting: float | None = None
+    """When the client began to open a connection for it; None: it had one. A server that is slow to accept delays what
+    follows, not the client."""
     sent: float | None = None
     """When its first byte was handed to the socket; None: never sent."""
     headers: float | None = None
@@ -44,6 +47,11 @@ class RequestRecord:
         return self.error is None
 
     @property
+    def begun(self) -> float | None:
+        """When the client turned to it: began to connect, or sent."""
+        return self.sent if self.connecting is None else self.connecting
+
+    @property
     def first(self) -> float | None:
         """When the first generated token arrived."""
         return self.deltas[0][0] if self.deltas else None
@@ -60,8 +68,8 @@ class RequestRecord:
 
     @property
     def ttft_from_send(self) -> float | None:
-        """Seconds from the actual send."""
-        return None if self.first is None or self.sent is None or not self.ok else self.first - self.sent
+        """Seconds from when the client turned to it."""
+        return None if self.first is None or self.begun is None or not self.ok else self.first - self.begun
 
     @property
     def tpot(self) -> float | None:

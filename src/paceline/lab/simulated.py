@@ -15,9 +15,10 @@ from paceline.simulator.simulate import Outcome, SimulatedRequest, trace_prompt
 def observed(log: StageLog) -> list[Observed]:
     """The requests of a stage as the simulator takes them, with what the client saw of each.
 
-    A request is due when it was sent in fact: the client's lateness is not the engine's. One that waited for another is
-    sent as long after that one's last token as it was in fact. Requests that were never sent are left out; what failed
-    later was a load all the same, of the tokens that were asked for. The log has no prompts, so none share a prefix.
+    A request is due when the client turned to it in fact: the client's lateness is not the engine's. One that waited
+    for another is sent as long after that one's last token as it was in fact. Requests that were never sent are left
+    out; what failed later was a load all the same, of the tokens that were asked for. The log has no prompts, so none
+    share a prefix.
     """
     planned = {request.id: request for request in log.stage.requests}
     records = [record for record in log.records if record.sent is not None]
@@ -25,11 +26,11 @@ def observed(log: StageLog) -> list[Observed]:
     found = []
     for index, record in enumerate(records):
         plan = planned[record.id]
-        assert record.sent is not None
+        assert record.begun is not None
         size = record.prompt_tokens or plan.prompt_tokens or 1
-        due, after = record.sent, None
+        due, after = record.begun, None
         if plan.after in place and (end := records[place[plan.after]].last) is not None:
-            due, after = max(0.0, record.sent - end), place[plan.after]
+            due, after = max(0.0, record.begun - end), place[plan.after]
         request = SimulatedRequest(due, trace_prompt(index, size), record.output_tokens or plan.output_tokens, after)
         found.append(Observed(request, record.ttft_from_send, record.tpot))
     return found

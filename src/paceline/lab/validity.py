@@ -86,12 +86,14 @@ def check(
 def achieved_rate(log: StageLog) -> float | None:
     """Requests sent a second, from the first scheduled send to the last send; None where no rate was offered.
 
+    A request counts from when the client turned to it: what a server takes to accept a connection is not the client's.
+
     Requests that wait for others are left out: their time is not the schedule's.
     """
-    times = [(record.due, record.sent) for record in _scheduled(log) if record.sent is not None]
+    times = [(record.due, record.begun) for record in _scheduled(log) if record.begun is not None]
     if log.stage.offered_rate is None or len(times) < 2:
         return None
-    span = max(sent for _, sent in times) - min(due for due, _ in times)
+    span = max(begun for _, begun in times) - min(due for due, _ in times)
     return (len(times) - 1) / span if span > 0 else None
 
 
@@ -118,7 +120,7 @@ def _check_failures(counts: Counts, limits: Limits, found: Findings) -> None:
 
 def _check_clock(records: Sequence[RequestRecord], limits: Limits, found: Findings) -> None:
     def backwards(record: RequestRecord) -> bool:
-        times = [record.sent, record.headers, record.first, record.last, record.ended]
+        times = [record.connecting, record.sent, record.headers, record.first, record.last, record.ended]
         known = [time for time in times if time is not None]
         return any(later < earlier - limits.clock_s for earlier, later in pairwise(known))
 
@@ -144,7 +146,7 @@ def _check_rate(log: StageLog, limits: Limits, found: Findings) -> None:
 def _check_lateness(
     records: Sequence[RequestRecord], samples: dict[str, Sample], limits: Limits, found: Findings
 ) -> None:
-    late = np.array([record.sent - record.due for record in records if record.sent is not None])
+    late = np.array([record.begun - record.due for record in records if record.begun is not None])
     ttft = samples["ttft"].values
     if late.size == 0 or ttft.size == 0:
         return
@@ -279,7 +281,7 @@ def _check_saturated(log: StageLog, found: Findings) -> None:
     """
     if log.stage.load.get("kind") in ("burst", "concurrency"):
         return
-    sent = sorted((record for record in log.records if record.sent is not None), key=lambda record: record.due)
+    sent = sorted((record for record in log.records if record.begun is not None), key=lambda record: record.due)
     durations = [record.e2e for record in sent if record.e2e is not None]
     if len(sent) < 32 or not durations:
         return

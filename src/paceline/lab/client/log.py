@@ -13,9 +13,10 @@ W     JSON: what one worker knows of itself
 F     JSON: the end. A log without it was interrupted
 ====  ============================================================================================================
 
-Kinds of entries: ``SENT`` (its first byte is handed to the socket now; payload ``<d``: when it was due), ``DATA``
-(bytes as the socket gave them), ``CLOSED`` (by the server), ``FAILED`` (payload: why). A file that ends inside a frame
-is read up to there. Workers append whole frames to the one file while the stage runs.
+Kinds of entries: ``CONNECTING`` (a connection is opened for it; payload ``<d``: when it was due), ``SENT`` (its first
+byte is handed to the socket now; the same payload), ``DATA`` (bytes as the socket gave them), ``CLOSED`` (by the
+server), ``FAILED`` (payload: why). A file that ends inside a frame is read up to there. Workers append whole frames to
+the one file while the stage runs.
 """
 
 import os
@@ -48,6 +49,7 @@ class Entry(IntEnum):
     DATA = 1
     CLOSED = 2
     FAILED = 3
+    CONNECTING = 4
 
 
 class InvalidLog(ValueError):
@@ -68,7 +70,7 @@ class StageLog:
     """One a planned request, in their order."""
     client: dict[str, float]
     """Of the client itself: ``workers``; ``cpu`` (of the busiest worker in its busiest second, 1 = a core);
-    ``lateness_p50_s``, ``_p99_s``, ``_p999_s``, ``_max_s`` (sent - due); ``loop_delay_p50_s`` and so on (how long a
+    ``lateness_p50_s``, ``_p99_s``, ``_p999_s``, ``_max_s`` (begun - due); ``loop_delay_p50_s`` and so on (how long a
     worker took to look at its sockets, sampled every few milliseconds, of the worst worker); ``bytes`` and ``chunks``
     (receives), ``chunks_per_s``. What a killed worker could not write is missing."""
     interrupted: bool
@@ -236,6 +238,10 @@ def _records(path: Path, stage: Stage, interrupted: bool, keep_text: bool) -> li
             if parser.record.sent is None:  # Else it is repeated on another connection.
                 parser.record.sent = time
                 (parser.record.due,) = DUE.unpack(payload)
+        elif kind == Entry.CONNECTING:
+            if parser.record.begun is None:
+                parser.record.connecting = time
+                (parser.record.due,) = DUE.unpack(payload)
         elif kind == Entry.CLOSED:
             parser.closed(time)
         elif parser.record.error is None:
@@ -251,7 +257,7 @@ def _records(path: Path, stage: Stage, interrupted: bool, keep_text: bool) -> li
 
 
 def _client(records: list[RequestRecord], workers: list[dict[str, float]]) -> dict[str, float]:
-    late = sorted(record.sent - record.due for record in records if record.sent is not None)
+    late = sorted(record.begun - record.due for record in records if record.begun is not None)
     found = percentiles("lateness", late)
     if workers:
         found["workers"] = len(workers)

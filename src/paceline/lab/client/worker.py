@@ -147,6 +147,7 @@ class Worker:
             self._connect(id)
 
     def _connect(self, id: int) -> None:
+        self._entry(clock(), id, Entry.CONNECTING, DUE.pack(self._payloads[id][0]))
         try:
             connection = Connection(self._plan.address, self._tls, id)
         except OSError as error:
@@ -264,8 +265,11 @@ class Worker:
     def _cancel(self, now: float) -> None:
         """The deadline has come: nothing is waited for any more."""
         seconds = f"the deadline of {self._plan.deadline_s:g} s"
+        connecting = {connection.request for connection in self._connections.values()} - self._sent
         for id in sorted(self._open):
             error = f"cancelled at {seconds}" if id in self._sent else f"not sent before {seconds}"
+            if id in connecting:
+                error = f"the server accepted no connection before {seconds}"
             self._entry(now, id, Entry.FAILED, error.encode())
         self._failed += len(self._open)
         self._open.clear()

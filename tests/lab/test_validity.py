@@ -255,6 +255,14 @@ def test_ramps_and_traces_can_be_saturated(kind: str) -> None:
         assert ("saturated" in notes(log)) is found
 
 
+def test_a_stall_of_some_is_not_saturation() -> None:
+    """A third of the last quarter is served as before, give or take a tenth of a millisecond."""
+    records = [steady(id, id / 150, ttft=0.19) for id in range(225)]
+    records += [steady(id, id / 150, ttft=0.1901 if id < 250 else 0.5) for id in range(225, 300)]
+    log = log_of(records, load={"kind": "poisson", "rate": 150.0}, offered_rate=150.0)
+    assert "saturated" not in notes(log)
+
+
 def test_many_long_requests_at_once_are_not_saturated() -> None:
     """Each takes two seconds whatever else is served: more and more are in flight only at first."""
     for seed in range(8):

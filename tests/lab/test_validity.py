@@ -226,9 +226,9 @@ def test_saturated(seed: int) -> None:
 
 def test_saturated_by_a_little() -> None:
     """Five percent more than a server can take are seen in most stages, and five percent less in few."""
-    above, below = ([queue(512, rate, 0.02, seed) for seed in range(60)] for rate in (52.5, 47.5))
-    assert sum("saturated" in notes(log) for log in above) >= 30
-    assert sum("saturated" in notes(log) for log in below) <= 6
+    above, below = ([queue(512, rate, 0.02, seed) for seed in range(30)] for rate in (52.5, 47.5))
+    assert sum("saturated" in notes(log) for log in above) >= 15
+    assert sum("saturated" in notes(log) for log in below) <= 3
 
 
 @pytest.mark.parametrize(("rate", "found"), [(52.5, True), (49.0, False)])

@@ -61,7 +61,8 @@ class SearchResult:
     broken: float | None
     """The lowest load above the answer whose verdict is ``broken``. The edge lies between ``kept`` and it."""
     ended: Literal["edge", "all kept", "none kept", "stages", "invalid"]
-    """Why the search ended. ``edge``: it is known to the tolerance. ``all kept``: the highest load passes. ``none
+    """Why the search ended. ``edge``: the loads on its two sides, as measured, differ by no more than the tolerance;
+    how far noise may have moved it say ``kept`` and ``broken``. ``all kept``: the highest load passes. ``none
     kept``: the lowest does not. ``stages``: they are used up. ``invalid``: the load next to the answer has no valid
     point, so the edge may lie above it."""
     probes: list[Probe]

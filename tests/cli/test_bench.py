@@ -220,7 +220,7 @@ def test_an_experiment_file_and_an_engine_that_fails_leaves_the_others(command, 
     assert code == 1
     assert "none: cannot run no-such-command: No such file or directory" in output
     assert "ends: ended by itself with status 3; it printed:\nwhy {0: 1}" in output
-    assert "refuses: no request before the first stage was answered: HTTP 404: the model 'another'" in output
+    assert "refuses: all requests before the first stage failed: HTTP 404: the model 'another'" in output
     results = json.loads((tmp_path / "new" / "x.json").read_text())
     assert [point["name"] for point in results["points"]] == ["ramp", "8x4", "8x4 #2"]
     assert all(point["target"] == "good" and point["requests"]["failed"] == 0 for point in results["points"])

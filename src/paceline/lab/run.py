@@ -190,7 +190,7 @@ class ExperimentRun:
         errors = [record.error for record in read_log(path).records]
         if all(error is not None for error in errors):
             why = one_line(str(errors[0]))
-            raise TargetFailed(f"{server.target.name}: no request before the first stage was answered: {why}")
+            raise TargetFailed(f"{server.target.name}: all requests before the first stage failed: {why}")
 
     def _point(self, server: Server, stage: Stage, batch_kind: str | None = None) -> Point:
         """

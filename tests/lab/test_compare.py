@@ -144,7 +144,9 @@ def test_not_measured_is_unknown() -> None:
 
 def asking(load: dict[str, Any] | None = None, **workload: Any) -> Point:
     plan = {"kind": "fixed", "input": 2048, "output": 128, "requests": 600} | workload
-    return replace(engine("a"), load={"kind": "poisson", "rate": 3.0, "workload": plan} | (load or {}))
+    return replace(
+        engine("a"), load={"kind": "poisson", "rate": 3.0, "ignore_eos": True, "workload": plan} | (load or {})
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,7 @@ def asking(load: dict[str, Any] | None = None, **workload: Any) -> Point:
         (asking(kind="chat", path="/b/x.jsonl"), "workload kind fixed and chat, workload path none and x.jsonl"),
         (asking({"rate": 4.0}), "rate 3.0 and 4.0"),
         (asking({"kind": "gamma", "cv": 2.0}), "kind poisson and gamma, cv none and 2.0"),
+        (asking({"ignore_eos": False}), "ignore_eos True and False"),
         (asking({"kind": "burst"}, requests=9), "kind poisson and burst, workload requests none and 9"),
     ],
 )

@@ -212,6 +212,8 @@ def _unlike(a: Sequence[Point], b: Sequence[Point]) -> str:
         for other in b:
             ours, theirs = _asked(one), _asked(other)
             keys = dict.fromkeys([*ours, *theirs])
+            if "ignore_eos" not in one.load or "ignore_eos" not in other.load:
+                keys.pop("ignore_eos", None)
             if "workload" not in one.load or "workload" not in other.load:
                 keys = {key: None for key in keys if not key.startswith("workload ")}
             if wrong := [key for key in keys if ours.get(key) != theirs.get(key)]:

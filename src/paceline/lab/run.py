@@ -57,6 +57,8 @@ def make_stage(plan: StagePlan, run: int) -> Stage:
         )
     except InvalidWorkload as error:
         raise InvalidWorkload(f"stage {plan.name}: {error}") from error
+    # What a reader of the results must know of the replies, as of the load.
+    stage = replace(stage, load={**stage.load, "ignore_eos": plan.ignore_eos})
     return stage if plan.deadline_s else replace(stage, deadline_s=deadline_of(stage))
 
 

@@ -91,6 +91,9 @@ def test_rate_with_all_files(command, tmp_path):
     assert code == 0, output
     fitted = json.loads((tmp_path / "fit.json").read_text())
     assert fitted["fitted"].startswith("event logs of 2 stages")
+    # Eight tokens a prompt, at two rates: it is the sum of some that they tell.
+    assert "pair_s" in fitted["fitted"].partition("not determined: ")[2]
+    assert "Warning: these stages do not tell" in output
     assert 0.003 < fitted["step_time"]["fixed_s"] + fitted["step_time"]["weights_s"] < 0.006
     assert set(fitted["error"]) == {"ttft_mean", "tpot_mean", "ttft_each", "tpot_each"}
     assert fitted["error"]["tpot_mean"] < 0.1

@@ -1,11 +1,11 @@
 """`paceline bench fit`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,10 @@ from rich.table import Table
 
 from paceline.cli.bench.carry_out import check_writable
 from paceline.cli.errors import bad_values, failures
+
+if TYPE_CHECKING:
+    from paceline.lab.client.log import StageLog
+    from paceline.simulator.fit_log import LogFit
 
 STAGE_ERRORS = {
     "ttft_mean": "TTFT mean",
@@ -48,7 +52,7 @@ def fit(
     with bad_values():
         model = GpuModel.load(start)
     model = replace(model, name=name or out.stem, machine=machine, fitted="", error={})
-    table = Table(title=f"{model.name}: simulated against measured, relative error")
+    table = Table(title=f"{model.name}: simulated against measured, relative error of what was fitted to")
     if steps:
         with bad_values(), failures():
             found = fit_steps([step for file in files for step in read_step_log(file)])
@@ -65,6 +69,9 @@ def fit(
     else:
         with bad_values(), failures():
             logs = [log for log in stage_logs(files) if any(record.ttft is not None for record in log.records)]
+            doubts = list(_doubts(logs))
+            for doubt in doubts:
+                typer.echo(f"Warning: {doubt}; it is fitted to all the same", err=True)
             with _progress() as news:
                 # The logs have no prompts, so that no prefix is shared.
                 fitted = fit_log([observed(log) for log in logs], model, prefix_cache=False, on_progress=news)
@@ -72,7 +79,7 @@ def fit(
         known = {name: [value for value in values if value is not None] for name, values in errors.items()}
         model = replace(
             fitted.model,
-            fitted=f"event logs of {len(logs)} stages, {fitted.simulations} simulations",
+            fitted="; ".join(_origin(len(logs), len(doubts), fitted)),
             error={name: fmean(values) for name, values in known.items() if values},
         )
         table.add_column("stage")
@@ -83,7 +90,31 @@ def fit(
     with failures():
         model.save(out)
     Console().print(table)
+    if not steps and fitted.undetermined:
+        typer.echo(
+            f"Warning: these stages do not tell {', '.join(fitted.undetermined)}. Other loads and lengths may be "
+            "predicted wrongly; add stages with other ones",
+            err=True,
+        )
     typer.echo(f"wrote {out}")
+
+
+def _doubts(logs: Sequence["StageLog"]) -> Iterator[str]:
+    """Of the stages whose points are not valid."""
+    from paceline.lab.measure import measure
+
+    for log in logs:
+        point = measure(log)
+        if not point.valid:
+            yield f"{log.stage.name} is not valid: {'; '.join(point.reasons)}"
+
+
+def _origin(stages: int, invalid: int, fitted: "LogFit") -> Iterator[str]:
+    """What the model's file says of where it comes from."""
+    text = f"event logs of {stages} stages, {fitted.simulations} simulations"
+    yield text + (f", {invalid} of the stages not valid" if invalid else "")
+    if fitted.undetermined:
+        yield f"not determined: {', '.join(fitted.undetermined)}"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from paceline.simulator.breakdown import COEFFICIENTS, Breakdown, breakdown
 from paceline.simulator.fit_steps import nonnegative
 from paceline.simulator.gpu_model import GpuModel
 from paceline.simulator.simulate import SimulatedRequest
-from paceline.simulator.undetermined import undetermined
+from paceline.simulator.undetermined import LEAST, undetermined
 
 Floats = NDArray[np.float64]
 
@@ -33,8 +33,6 @@ SMALL = 0.03
 """Relative errors below it weigh as their squares, those above as they are: a pause spoils few requests."""
 ROUNDS = 3, 8
 """At most, from each start, and from each that is kept."""
-LEAST = 0.01
-"""Relative error of a latency that is to be expected, though the fit may have none."""
 NEAR = 1.1
 """Factor to the knees beside one that show what it changes."""
 ENOUGH = 0.002

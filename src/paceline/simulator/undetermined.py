@@ -8,6 +8,8 @@ Floats = NDArray[np.float64]
 Z = 1.96
 LARGE = 0.3
 """Half of a 95% interval, as a share of the value, that leaves it open."""
+LEAST = 0.01
+"""Relative error of a duration that is to be expected, though a fit may have none."""
 SINGULAR = 1e-6
 """Singular values below this share of the largest are none."""
 

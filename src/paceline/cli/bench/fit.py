@@ -18,6 +18,7 @@ from paceline.cli.errors import bad_values, failures
 if TYPE_CHECKING:
     from paceline.lab.client.log import StageLog
     from paceline.simulator.fit_log import LogFit
+    from paceline.simulator.fit_steps import StepFit
 
 STAGE_ERRORS = {
     "ttft_mean": "TTFT mean",
@@ -59,7 +60,7 @@ def fit(
         model = replace(
             model,
             step_time=found.step_time,
-            fitted=f"{found.steps} logged steps, {found.left_out} around pauses left out",
+            fitted="; ".join(_origin(f"{found.steps} logged steps, {found.left_out} around pauses left out", found)),
             error=found.error,
         )
         table.add_column("of the duration of eight steps")
@@ -77,9 +78,10 @@ def fit(
                 fitted = fit_log([observed(log) for log in logs], model, prefix_cache=False, on_progress=news)
         errors = {name: [getattr(stage, name) for stage in fitted.stages] for name in STAGE_ERRORS}
         known = {name: [value for value in values if value is not None] for name, values in errors.items()}
+        origin = f"event logs of {len(logs)} stages" + (f", {len(doubts)} of them not valid" if doubts else "")
         model = replace(
             fitted.model,
-            fitted="; ".join(_origin(len(logs), len(doubts), fitted)),
+            fitted="; ".join(_origin(f"{origin}, {fitted.simulations} simulations", fitted)),
             error={name: fmean(values) for name, values in known.items() if values},
         )
         table.add_column("stage")
@@ -90,10 +92,10 @@ def fit(
     with failures():
         model.save(out)
     Console().print(table)
-    if not steps and fitted.undetermined:
+    if left_open := found.undetermined if steps else fitted.undetermined:
         typer.echo(
-            f"Warning: these stages do not tell {', '.join(fitted.undetermined)}. Other loads and lengths may be "
-            "predicted wrongly; add stages with other ones",
+            f"Warning: these {'steps' if steps else 'stages'} do not tell {', '.join(left_open)}. Other loads and "
+            "lengths may be predicted wrongly; add logs of other ones",
             err=True,
         )
     typer.echo(f"wrote {out}")
@@ -109,10 +111,9 @@ def _doubts(logs: Sequence["StageLog"]) -> Iterator[str]:
             yield f"{log.stage.name} is not valid: {'; '.join(point.reasons)}"
 
 
-def _origin(stages: int, invalid: int, fitted: "LogFit") -> Iterator[str]:
+def _origin(text: str, fitted: "LogFit | StepFit") -> Iterator[str]:
     """What the model's file says of where it comes from."""
-    text = f"event logs of {stages} stages, {fitted.simulations} simulations"
-    yield text + (f", {invalid} of the stages not valid" if invalid else "")
+    yield text
     if fitted.undetermined:
         yield f"not determined: {', '.join(fitted.undetermined)}"
 

@@ -36,9 +36,9 @@ def test_points_that_cannot_be_valid_are_known_before(tmp_path: Path) -> None:
     ("workload", "load", "seconds"),
     [
         ({}, {"kind": "constant", "rate": 2.0}, 300 + 4 * 2.5),
-        ({}, {"kind": "burst"}, 300 + 6 * 2 * 0.1),
+        ({}, {"kind": "burst"}, 300 + 6 * (2 * 0.1 + 3 * 0.01)),
         ({"requests": 4096, "output": 2048}, {"kind": "burst"}, 300 + 3600),
-        ({}, {"kind": "concurrency", "batch": 2}, 300 + 6 * 2 * 0.1),
+        ({}, {"kind": "concurrency", "batch": 2}, 300 + 6 * (2 * 0.1 + 3 * 0.01)),
         (
             {"kind": "multi_turn", "sessions": 1, "turns": 3, "think_s": 50, "think_cv": 0, "requests": None},
             {"kind": "burst"},

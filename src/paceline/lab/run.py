@@ -30,7 +30,7 @@ from paceline.lab.workload.spec import stage_from, workload_facts, workload_from
 
 SLACK_S = 300.0
 SLOWEST = 4.0
-TOKEN_S = 0.1
+TOKEN_S, PROMPT_TOKEN_S = 0.1, 0.01
 LONGEST_WORK_S = 3600.0
 
 OnPoint = Callable[[Target, Point], None]
@@ -64,14 +64,14 @@ def make_stage(plan: StagePlan, run: int) -> Stage:
 
 def deadline_of(stage: Stage) -> float:
     """Seconds that only a stage takes which has come to a halt: five minutes more than four times its schedule. Where
-    the engine decides how long it takes, also 0.1 s a token asked for, but no more than an hour."""
+    the engine decides how long it takes, also 0.1 s a token asked for and 10 ms a token of a prompt, but at most an hour."""
     at: dict[int, float] = {}
     for request in stage.requests:
         at[request.id] = request.due + (0.0 if request.after is None else at[request.after])
     work = 0.0
     if stage.offered_rate is None:
-        work = min(LONGEST_WORK_S, TOKEN_S * sum(request.output_tokens for request in stage.requests))
-    return SLACK_S + SLOWEST * max(at.values()) + work
+        work = sum(TOKEN_S * each.output_tokens + PROMPT_TOKEN_S * (each.prompt_tokens or 0) for each in stage.requests)
+    return SLACK_S + SLOWEST * max(at.values()) + min(work, LONGEST_WORK_S)
 
 
 class ExperimentRun:

@@ -64,7 +64,7 @@ def make_stage(plan: StagePlan, run: int) -> Stage:
 
 def deadline_of(stage: Stage) -> float:
     """Seconds that only a stage takes which has come to a halt: five minutes more than four times its schedule. Where
-    the engine decides how long it takes, also 0.1 s a token asked for and 10 ms a token of a prompt, at most an hour."""
+    the engine decides how long it takes, also 0.1 s a token asked for and 10 ms a token of a prompt, at most 1 h."""
     at: dict[int, float] = {}
     for request in stage.requests:
         at[request.id] = request.due + (0.0 if request.after is None else at[request.after])

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lab import measured
 from paceline.cli.app import app
 from paceline.cli.bench.carry_out import ends_as_interruption
+from paceline.cli.bench.options import Files
 from paceline.lab.experiment import InvalidExperiment, read_experiment, read_shapes
+from paceline.lab.results import to_json
 from tiny_models import make_tiny
 
 MODEL = {
@@ -88,6 +91,9 @@ def test_rate_with_all_files(command, tmp_path):
     assert code == 0, output
     fitted = json.loads((tmp_path / "fit.json").read_text())
     assert fitted["fitted"].startswith("event logs of 2 stages")
+    # Eight tokens a prompt, at two rates: it is the sum of some that they tell.
+    assert "pair_s" in fitted["fitted"].partition("not determined: ")[2]
+    assert "Warning: these stages do not tell" in output
     assert 0.003 < fitted["step_time"]["fixed_s"] + fitted["step_time"]["weights_s"] < 0.006
     assert set(fitted["error"]) == {"ttft_mean", "tpot_mean", "ttft_each", "tpot_each"}
     assert fitted["error"]["tpot_mean"] < 0.1
@@ -124,6 +130,30 @@ def test_an_interrupted_run_leaves_logs_and_a_partial_report(command, tmp_path):
     points = json.loads((tmp_path / "again.json").read_text())["points"]
     assert [point["name"] for point in points] == ["rate=50", "rate=1"]
     assert points[1]["valid"] is False
+
+
+def test_files_are_written_before_a_reader_of_the_table_goes_away(tmp_path):
+    points = tmp_path / "points.json"
+    points.write_text(to_json(measured.results([measured.point()])))
+    files = Files(json=tmp_path / "r.json", html=tmp_path / "r.html", csv=tmp_path / "r.csv")
+    code = (
+        "import sys; from pathlib import Path; from paceline.cli.bench.carry_out import finish\n"
+        "from paceline.cli.bench.options import Files; from paceline.lab.results import read_results\n"
+        "points, *files = map(Path, sys.argv[1:])\n"
+        "finish(read_results(points), [], Files(**dict(zip(('json', 'html', 'csv'), files))), interrupted=False)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run([sys.executable, "-c", code, points, *files.written], stdout=writer,
+                             stderr=subprocess.PIPE, timeout=60)  # fmt: skip
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (1, b"")
+    assert all(path is not None and path.stat().st_size for path in files.written)
+
+
+def test_the_help_says_batch_only_where_it_is_taken():
+    for verb in ("batch", "rate", "replay", "throughput"):
+        assert ("{batch}" in invoke(verb, "--help")[1]) == (verb == "batch")
 
 
 def test_other_ends_are_interruptions_too():
@@ -193,11 +223,11 @@ def test_an_experiment_file_and_an_engine_that_fails_leaves_the_others(command, 
     assert code == 1
     assert "none: cannot run no-such-command: No such file or directory" in output
     assert "ends: ended by itself with status 3; it printed:\nwhy {0: 1}" in output
-    assert "refuses: no request before the first stage was answered: HTTP 404: the model 'another'" in output
+    assert "refuses: all requests before the first stage failed: HTTP 404: the model 'another'" in output
     results = json.loads((tmp_path / "new" / "x.json").read_text())
     assert [point["name"] for point in results["points"]] == ["ramp", "8x4", "8x4 #2"]
     assert all(point["target"] == "good" and point["requests"]["failed"] == 0 for point in results["points"])
-    assert results["interrupted"] is True
+    assert results["interrupted"] is False  # by nobody
     assert [failure.partition(":")[0] for failure in results["failures"]] == ["none", "ends", "refuses"]
     assert results["targets"][3]["model"] == "smollm2"  # as the server says
 

@@ -12,7 +12,7 @@ from paceline.lab.compare import Difference, NothingToCompare, compare, compare_
 from paceline.lab.measure import measure
 from paceline.lab.point import Point
 from paceline.lab.results import MeasuredTarget, Results
-from paceline.lab.search import SearchResult
+from paceline.lab.search import Probe, SearchResult
 from paceline.lab.slo import parse_constraints
 from paceline.lab.statistics import difference_interval, wilson
 
@@ -48,7 +48,7 @@ def test_the_same_engine_twice_is_indistinguishable(seed: int) -> None:
 
 def test_a_slower_engine_is_worse() -> None:
     found = compare(run(engine("a")), run(engine("b", 1.2)))
-    for metric in ("ttft_s.mean", "ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "itl_s.mean", "e2e_s.p90"):
+    for metric in ("ttft_s.mean", "ttft_s.p50", "tpot_s.mean", "itl_s.mean", "e2e_s.p50", "itl_s.p90"):
         item = row(found, metric)
         assert (item.a_target, item.b_target, item.stage, item.outcome) == ("a", "b", "rate=3", "worse")
         assert item.change == pytest.approx(1.2, rel=0.06)
@@ -140,6 +140,58 @@ def test_not_measured_is_unknown() -> None:
     single = replace(engine("b"), tpot_s=measure(log_of([])).tpot_s, intervals={})
     item = row(compare(run(engine("a")), run(single)), "tpot_s.mean")
     assert (item.b, item.change, item.outcome, item.method) == (None, None, "unknown", "not measured")
+
+
+def asking(load: dict[str, Any] | None = None, **workload: Any) -> Point:
+    plan = {"kind": "fixed", "input": 2048, "output": 128, "requests": 600} | workload
+    return replace(
+        engine("a"), load={"kind": "poisson", "rate": 3.0, "ignore_eos": True, "workload": plan} | (load or {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (asking(input=128), "workload input 2048 and 128"),
+        (asking(kind="chat", path="/b/x.jsonl"), "workload kind fixed and chat, workload path none and x.jsonl"),
+        (asking({"rate": 4.0}), "rate 3.0 and 4.0"),
+        (asking({"kind": "gamma", "cv": 2.0}), "kind poisson and gamma, cv none and 2.0"),
+        (asking({"ignore_eos": False}), "ignore_eos True and False"),
+        (asking({"kind": "burst"}, requests=9), "kind poisson and burst, workload requests none and 9"),
+    ],
+)
+def test_other_workloads_are_not_compared(other: Point, why: str) -> None:
+    found = compare(run(asking()), run(other))
+    assert {(item.outcome, item.interval, item.change) for item in found} == {("unknown", None, None)}
+    assert {item.method for item in found} == {f"not the same load: {why}"}
+    assert row(found, "ttft_s.mean").a is not None
+
+
+def test_what_does_not_make_another_workload() -> None:
+    one = asking(path="/a/x.jsonl")
+    for other in (asking(path="/b/x.jsonl"), asking(path="x.jsonl", requests=900), asking(path="x.jsonl", seed=4)):
+        assert row(compare(run(one), run(other)), "output_tokens_per_s").outcome == "indistinguishable"
+    unknown = replace(one, load={"kind": "poisson", "rate": 3.0})
+    assert row(compare(run(one), run(unknown)), "ttft_s.mean").outcome == "indistinguishable"
+
+
+def test_the_rate_of_a_single_run_holds_for_its_own_arrivals_only() -> None:
+    found = compare(run(asking()), run(asking({"seed": 1})))
+    for metric in ("output_tokens_per_s", "requests_per_s", "goodput_rps"):
+        assert (row(found, metric).interval, row(found, metric).method) == (None, "single runs with other arrivals")
+    assert row(found, "ttft_s.mean").outcome == "indistinguishable"
+
+
+def test_searches_with_other_workloads_are_not_compared() -> None:
+    more_of_it: dict[str, Any] = {"verdict": "kept", "passes": True, "attainment": 1.0, "interval": None}
+    ten, twenty = (Probe(load=load, points=["rate=3"], **more_of_it) for load in (10.0, 20.0))
+    one = run(asking(), searches=[replace(search(10, 9, 11), probes=[ten])])
+    more = run(asking({"rate": 9.0}), searches=[replace(search(13, 12, 14), probes=[twenty])])
+    longer = run(asking(input=99), searches=[replace(search(13, 12, 14), probes=[ten])])
+    assert row(compare(one, more), "highest rate").outcome == "better"
+    item = row(compare(one, longer), "highest rate")
+    assert (item.outcome, item.change, item.interval) == ("unknown", None, None)
+    assert item.method == "not the same load: workload input 2048 and 99"
 
 
 def test_pairs() -> None:

@@ -39,6 +39,14 @@ def test_requests_are_sent_when_due_and_every_token_is_timed(llm):
         assert record.prompt_tokens == 3
 
 
+def test_the_tokens_of_a_step_have_one_time(llm):
+    records = serve_stage(llm, stage([PlannedRequest(i, 0.0, [5, 6, 7 + i], 6) for i in range(4)]))
+    first, *others = [[time for time, _ in record.deltas] for record in records]
+    assert first[1:]
+    # Requests that were let in with another step share all but their ends.
+    assert all(len(set(first) & set(times)) >= 3 for times in others)
+
+
 def test_a_seat_of_a_closed_loop_is_taken_when_it_is_free(llm):
     requests = [PlannedRequest(i, 0.0, [5, 6], 3, after=i - 2 if i >= 2 else None) for i in range(6)]
     records = serve_stage(llm, stage(requests))

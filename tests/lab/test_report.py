@@ -91,7 +91,7 @@ def test_limits_within_the_same_loads_are_indistinguishable(tmp_path: Path) -> N
 def test_an_engine_that_no_load_broke(tmp_path: Path) -> None:
     text = written(tmp_path, [results(rate_sweep("paceline", [1, 2], 7) + rate_sweep("vllm", [1, 2, 3], 2))])
     found = verdicts_of(text)
-    assert "the highest valid load measured; its limit is higher" in found[0]
+    assert "the highest valid load measured: none was high enough to break them" in found[0]
     assert (
         "indistinguishable in load: the limit of paceline lies above 2 requests/s, that of vllm between 2 and 3"
         in found[2]
@@ -103,7 +103,7 @@ def test_points_that_are_not_valid_are_shown_as_such_and_decide_nothing(tmp_path
     points[3:] = [invalid(item, "lateness: sent 9 ms late", "loop: busy <script>") for item in points[3:]]
     text = written(tmp_path, [results(points)])
     assert "up to 5 requests/s" in verdicts_of(text)[0]
-    assert "its limit is higher" in verdicts_of(text)[0]
+    assert "none was high enough to break them" in verdicts_of(text)[0]
     assert [row[2] for row in rows_of(text)] == ["yes"] * 3 + ["no: lateness, loop"] * 3
     assert "paceline, rate=8, not valid: lateness: sent 9 ms late; loop: busy &lt;script&gt;." in text
     assert traces(text, "chart-0-ttft")["paceline"]["x"] == RATES[:3]
@@ -269,6 +269,47 @@ def test_throughput_is_shown_with_its_interval(tmp_path: Path) -> None:
     curve = traces(text, "chart-0-throughput")["paceline"]
     assert (curve["error_y"]["array"], curve["error_y"]["arrayminus"]) == ([8, None], [8, None])
     assert traces(text, "chart-1-throughput")["paceline"]["error_y"]["array"] == [8]
+
+
+def test_latencies_are_shown_with_their_intervals(tmp_path: Path) -> None:
+    known = {"intervals": {"ttft_s.p50": (0.09, 0.12), "tpot_s.mean": (0.01, 0.011)}}
+    text = written(tmp_path, [results([point(rate=1.0, **known), point(rate=2.0)], slo="ttft_p50 < 1s")])
+    assert [cell for row in rows_of(text) for cell in row if "\N{PLUS-MINUS SIGN}" in cell] == [
+        "100 \N{PLUS-MINUS SIGN}15.0% \N{CHECK MARK}"
+    ]
+    curves = [trace for trace in data_of(text)["charts"]["chart-0-ttft"]["data"] if "p50" in trace["hovertemplate"]]
+    assert [curve["error_y"]["array"] for curve in curves] == [[20, None]]
+    assert "bars: 95% interval" in text.partition("Time to first token (TTFT)")[2][:200]
+
+
+def test_what_was_asked_is_drawn(tmp_path: Path) -> None:
+    """The attainment that a search asked for, and the limit among the single requests."""
+    search = SearchResult(
+        over="rate", target="paceline", constraints=SLO.split(", "), attainment=0.95, load=None, verdict=None,
+        kept=None, broken=1.0, ended="none kept", probes=[],
+    )  # fmt: skip
+    run = results([*rate_sweep("paceline", RATES, 5), point(batch=4)], searches=[search])
+    data = data_of(written(tmp_path, [run], [log()]))
+    shapes = data["charts"]["chart-0-attainment"]["layout"]["shapes"]
+    assert [(shape["y0"], shape["label"]["text"]) for shape in shapes] == [(95, "asked: 95%")]
+    assert data["charts"]["chart-1-attainment"]["layout"]["shapes"] == []
+    assert [shape["y0"] for shape in data["stages"][0]["ttft"]["layout"]["shapes"]] == [1.0]
+
+
+def test_the_client_and_what_it_sent_are_told(tmp_path: Path) -> None:
+    plan = {"kind": "fixed", "input": 32, "output": 8, "requests": 300, "seed": 7}
+    client = {"lateness_p99_s": 0.0021, "loop_delay_p99_s": 0.0032, "cpu": 0.25, "workers": 3}
+    points = [
+        point(rate=rate, client=client, load={"kind": "poisson", "rate": rate, "seed": 5, "workload": plan})
+        for rate in (1.0, 2.0)
+    ]
+    text = written(tmp_path, [results(points)])
+    found = dict(zip(re.findall(r'<button type="button">(.*?)</button>', text), rows_of(text)[0], strict=True))
+    names = ("Client late p99", "Client loop p99", "Client CPU", "Workers")
+    assert [found[name] for name in names] == ["2.1", "3.2", "25.0%", "3"]
+    told = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+    assert told["workload"] == "kind=fixed input=32 output=8 requests=300 seed=7"
+    assert (told["load"], told["workers"]) == ("kind=poisson seed=5", "3")
 
 
 def test_every_chart_is_one_that_plotly_knows(tmp_path: Path) -> None:

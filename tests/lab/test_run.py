@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab.measured import point
 from paceline.lab.experiment import Experiment, SearchPlan, StagePlan
 from paceline.lab.point import Point
-from paceline.lab.run import ExperimentRun
+from paceline.lab.run import ExperimentRun, make_stage
 from paceline.lab.stage import Stage
 from paceline.lab.target import Target
 
@@ -29,6 +30,27 @@ def test_points_that_cannot_be_valid_are_known_before(tmp_path: Path) -> None:
     assert ExperimentRun(experiment, tmp_path).warnings() == [
         "ttft_p95 needs 59 requests, which n=20, n=58 will not have"
     ]
+
+
+@pytest.mark.parametrize(
+    ("workload", "load", "seconds"),
+    [
+        ({}, {"kind": "constant", "rate": 2.0}, 300 + 4 * 2.5),
+        ({}, {"kind": "burst"}, 300 + 6 * (2 * 0.1 + 3 * 0.01)),
+        ({"requests": 4096, "output": 2048}, {"kind": "burst"}, 300 + 3600),
+        ({}, {"kind": "concurrency", "batch": 2}, 300 + 6 * (2 * 0.1 + 3 * 0.01)),
+        (
+            {"kind": "multi_turn", "sessions": 1, "turns": 3, "think_s": 50, "think_cv": 0, "requests": None},
+            {"kind": "burst"},
+            300 + 4 * 100 + 3 * 2 * 0.1,
+        ),
+    ],
+)
+def test_an_engine_that_hangs_ends_its_stage(workload: dict[str, Any], load: dict[str, Any], seconds: float) -> None:
+    asked = {key: value for key, value in (PLAN.workload | workload).items() if value is not None}
+    plan = replace(PLAN, workload=asked, load=load, deadline_s=None)
+    assert make_stage(plan, 0).deadline_s == pytest.approx(seconds, abs=0.01)
+    assert make_stage(replace(plan, deadline_s=777.0), 0).deadline_s == 777.0
 
 
 @pytest.mark.parametrize("over", ["rate", "batch"])

@@ -79,11 +79,12 @@ def test_at_the_limit() -> None:
 def test_a_request_keeps_a_constraint_by_its_own_value() -> None:
     ttft, gap = parse_constraints("ttft_p99 < 200ms, itl_mean < 200ms")
     fine = reply(0, 0.0, [(0.1, 1), (0.2, 1)])
-    assert ttft.kept_by(fine)
-    assert gap.kept_by(fine)
+    assert ttft.keeps(ttft.of(fine))
+    assert gap.keeps(gap.of(fine))
     assert gap.of(fine) == pytest.approx(0.1)
     failed = reply(0, 0.0, [(0.1, 1), (0.2, 1)], error="cut")
-    assert (ttft.of(failed), ttft.kept_by(failed), gap.kept_by(failed)) == (None, False, False)
+    assert (ttft.of(failed), gap.of(failed)) == (None, None)
+    assert ttft.keeps(None) is None
     single = reply(0, 0.0, [(0.1, 1)])
-    assert (ttft.kept_by(single), gap.kept_by(single)) == (True, False)  # no gap was measured
-    assert not ttft.kept_by(reply(0, 0.0, [(0.3, 1), (0.4, 1)]))
+    assert (ttft.keeps(ttft.of(single)), gap.of(single)) == (True, None)  # no gap was measured
+    assert ttft.keeps(ttft.of(reply(0, 0.0, [(0.3, 1), (0.4, 1)]))) is False

@@ -1,10 +1,13 @@
 """Intervals against published figures, and their coverage on series whose truth is known."""
 
+import math
+
 import numpy as np
 import pytest
 
 from paceline.lab.statistics import (
     BLOCKS,
+    PERCENTILES,
     Sample,
     blocks_of,
     difference_interval,
@@ -16,6 +19,7 @@ from paceline.lab.statistics import (
     requests_needed,
     summarize,
     t_quantile,
+    values_for_interval,
     welch,
     wilson,
 )
@@ -116,30 +120,51 @@ def autocorrelated(count: int, share: float, draw: np.random.Generator) -> np.nd
 
 def test_coverage_with_dependent_neighbours() -> None:
     draw = np.random.default_rng(1)
-    runs, held = 600, {"mean": 0, "share": 0, "taken as independent": 0, "p90": 0}
+    runs, held = 600, {"mean": 0, "share": 0, "taken as independent": 0}
     blocks = blocks_of(800)
     for _ in range(runs):
         values = autocorrelated(800, 0.7, draw)
-        sample = Sample(values, blocks)
-        low, high = mean_interval(sample) or (0, 0)
+        low, high = mean_interval(Sample(values, blocks)) or (0, 0)
         held["mean"] += low <= 0 <= high
-        low, high = percentile_interval(sample, 0.9) or (-9, 9)  # none where there is not enough to say
-        held["p90"] += low <= 1.2816 <= high
         kept = values < 1.2816
         low, high = wilson(kept.mean(), effective_count(kept, blocks))
         held["share"] += low <= 0.9 <= high
         low, high = wilson(kept.mean(), 800)
         held["taken as independent"] += low <= 0.9 <= high
     assert held["taken as independent"] < 0.88 * runs  # what the blocks are for
-    for name in ("mean", "share", "p90"):
+    for name in ("mean", "share"):
         assert held[name] > 0.88 * runs, name
 
 
+def queue(runs: int, count: int, busy: float, draw: np.random.Generator) -> np.ndarray:
+    """Times in an M/M/1 queue from its steady state on, with one request served a second, [runs, requests]."""
+    gaps, work = draw.exponential(1 / busy, (runs, count)), draw.exponential(size=(runs, count))
+    found = np.empty((runs, count))
+    found[:, 0] = draw.exponential(1 / (1 - busy), runs)
+    for place in range(1, count):
+        found[:, place] = np.maximum(0, found[:, place - 1] - gaps[:, place]) + work[:, place]
+    return found
+
+
+@pytest.mark.parametrize("share", PERCENTILES.values())
+@pytest.mark.parametrize("busy", [0.3, 0.5, 0.7])
+def test_coverage_of_percentiles_behind_a_queue(busy: float, share: float) -> None:
+    """The time in the queue is exponential. Every run of this length has an interval: were there none in those that met
+    a burst, the ones with an interval would be those that saw none."""
+    runs, count = 100, values_for_interval(share)
+    truth, blocks = -math.log(1 - share) / (1 - busy), blocks_of(count)
+    times = queue(runs, count, busy, np.random.default_rng(2))
+    found = [percentile_interval(Sample(values, blocks), share) for values in times]
+    assert sum(interval is not None and interval[0] <= truth <= interval[1] for interval in found) >= 0.85 * runs
+    assert all(percentile_interval(Sample(values[1:], blocks[1:]), share) is None for values in times)
+
+
 def test_too_few_for_an_interval() -> None:
-    few = Sample(np.arange(20.0), blocks_of(20))
-    assert set(intervals(few)) == {"p50"}
+    assert intervals(Sample(np.arange(20.0), blocks_of(20))) == {}
+    assert set(intervals(Sample(np.arange(399.0), blocks_of(399)))) == {"mean"}
+    assert set(intervals(Sample(np.arange(400.0), blocks_of(400)))) == {"mean", "p50"}
     assert intervals(Sample(np.empty(0), blocks_of(0))) == {}
-    assert "p99" not in intervals(Sample(np.arange(298.0), blocks_of(298)))
+    assert [values_for_interval(share) for share in PERCENTILES.values()] == [400, 2000, 4000, 20000]
 
 
 def test_summary_of_nothing_is_null() -> None:

@@ -74,6 +74,21 @@ def test_coverage_of_an_open_loop() -> None:
     assert width < coverage(without)[1] / 3
 
 
+@pytest.mark.parametrize("weigh", ["kept", "tokens"])
+def test_coverage_of_what_the_schedule_does_not_decide(weigh: str) -> None:
+    """Of one schedule, runs in which other requests keep the constraints, or other replies are long."""
+    rng, count, flows = np.random.default_rng(6), 300, []
+    due = np.cumsum(rng.exponential(size=count))
+    for _ in range(RUNS):
+        begin = due + rng.exponential(0.2, count)
+        work = rng.integers(1, 400, count).astype(float) if weigh == "tokens" else (rng.random(count) < 0.8) * 1.0
+        flows.append((Flow(begin, begin + 0.5, due, float(begin.max() + 0.5)), work))
+    held, width = coverage(flows)
+    assert held >= 0.9
+    deviation = np.std([math.log(float(work.sum()) / flow.window_s) for flow, work in flows])
+    assert 1.96 * deviation < width < 4 * deviation
+
+
 RATES = ("output_tokens_per_s", "requests_per_s", "goodput_rps")
 
 

@@ -43,9 +43,24 @@ def test_other_loads_are_predicted() -> None:
         assert error.ttft_mean < 0.03
         assert error.tpot_mean < 0.02
     assert fit.model.engine == START.engine
+    assert "pair_s" in fit.undetermined  # prompts of at most 500 tokens
+    told = {"weights_s", "token_s"}
+    assert not told & set(fit.undetermined)
+    for name in told:
+        assert getattr(fit.model.step_time, name) == pytest.approx(getattr(TRUE.step_time, name), rel=0.15)
     assert [tried for tried, _ in progress] == list(range(1, fit.simulations + 1))
     losses = [loss for _, loss in progress]
     assert losses == sorted(losses, reverse=True)
+
+
+def test_what_a_stage_does_not_tell_is_named() -> None:
+    """One idle stage of one length is fitted well by coefficients that are far off."""
+    requests = [SimulatedRequest(5.0 * place, trace_prompt(place, 64), 20) for place in range(20)]
+    outcomes = simulate(requests, TRUE)
+    fit = fit_log([[Observed(each, out.ttft, out.tpot) for each, out in zip(requests, outcomes, strict=True)]], START)
+    assert (fit.stages[0].ttft_each or 0) < 0.01
+    assert abs(fit.model.step_time.pair_s / TRUE.step_time.pair_s - 1) > 0.5
+    assert {"pair_s", "row_s", "kv_token_s", "token_s"} <= set(fit.undetermined)
 
 
 def test_errors_by_hand() -> None:

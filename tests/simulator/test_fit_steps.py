@@ -39,6 +39,19 @@ def test_known_coefficients_are_found_again() -> None:
         assert getattr(fit.step_time, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
 
 
+def test_what_the_steps_do_not_tell_is_named() -> None:
+    """Of decode steps alone, all on one side of the knee: what is only paid by prompts, and the two constants."""
+    rng = random.Random(4)
+    every = works(rng, 800)
+    decode = [LoggedStep(work, TRUE.seconds(work)) for work in every if work.tokens <= 128 and not work.prompt_pairs]
+    fit = fit_steps(decode)
+    assert fit.error["p99"] < 0.005
+    assert {"pair_s", "token_s"} <= set(fit.undetermined)
+    assert "kv_token_s" not in fit.undetermined
+    told = {"weights_s", "token_s", "kv_token_s"}
+    assert not told & set(fit_steps([LoggedStep(work, TRUE.seconds(work)) for work in every]).undetermined)
+
+
 def test_noise_and_pauses_do_not_move_predictions() -> None:
     rng = random.Random(2)
     log = [LoggedStep(work, TRUE.seconds(work) * rng.gauss(1, 0.03)) for work in works(rng, 600)]

@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -76,6 +76,8 @@ class Group:
     panel: str
     leave_out: tuple[str, ...] = ()
     """Fields without an option here."""
+    more: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Field -> what its help also says in this command."""
 
     def fields(self) -> list[str]:
         return [field.name for field in dataclasses.fields(self.defaults) if field.name not in self.leave_out]
@@ -90,7 +92,7 @@ class Group:
         for name in self.fields():
             kind, *extra = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
             info = copy.copy(extra[0]) if extra else typer.Option()
-            info.help, info.rich_help_panel = docs[name], self.panel
+            info.help, info.rich_help_panel = " ".join([docs[name], *filter(None, [self.more.get(name)])]), self.panel
             default = getattr(self.defaults, name)
             found.append(
                 inspect.Parameter(

@@ -4,8 +4,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -79,8 +80,15 @@ def compare_targets(a: Results, a_target: str, b: Results, b_target: str) -> lis
         for other in b.searches:
             same = (one.over, one.attainment, one.constraints) == (other.over, other.attainment, other.constraints)
             if same and (one.target, other.target) == (a_target, b_target):
-                found.append(_compare_searches(one, other))
+                found.append(_compare_searches(one, other, _unlike(_probed(a, one), _probed(b, other))))
     return found
+
+
+def _probed(run: Results, search: SearchResult) -> list[Point]:
+    """One point of the search, with the workload only: each search goes to loads of its own."""
+    names = {name for probe in search.probes for name in probe.points}
+    of_search = (point for point in run.points if point.target == search.target and point.name in names)
+    return [replace(point, load={**point.load, search.over: None}) for point in of_search][:1]
 
 
 def _stages(points: Sequence[Point], target: str) -> dict[str, list[Point]]:
@@ -97,6 +105,7 @@ def _compare_stage(
 ) -> list[Difference]:
     found = []
     valid_a, valid_b = [point for point in a if point.valid], [point for point in b if point.valid]
+    other_load = _unlike(valid_a, valid_b)
     for metric in (*RATES, "attainment", *(f"{latency}.{name}" for latency in LATENCIES for name in STATISTICS)):
         values_a, values_b = _values(valid_a or a, metric), _values(valid_b or b, metric)
         if not values_a and not values_b:
@@ -108,6 +117,8 @@ def _compare_stage(
             method = "no valid point"
         elif one is None or other is None:
             method = "not measured"
+        elif other_load:
+            method = other_load
         elif metric in JUDGED and _constraints(a) != _constraints(b):
             method = "other constraints"
         elif metric == "attainment":
@@ -166,11 +177,56 @@ def _ratio_interval(a: Sequence[Point], b: Sequence[Point], metric: str) -> tupl
     for points in (a, b):
         point = next(point for point in points if _value(point, metric) is not None)
         value, interval = _value(point, metric), point.intervals.get(metric)
+        if metric in RATES and _arrivals(a[0]) != _arrivals(b[0]):
+            return None, "single runs with other arrivals"
         if len(points) > 1 or value is None or interval is None or interval[0] <= 0:
             return None, "too few requests or repeats for an interval"
         logs.append((math.log(value), (math.log(interval[0]), math.log(interval[1]))))
     low, high = difference_interval(*logs[0], *logs[1])
     return (math.exp(low), math.exp(high)), "spans of time" if metric in RATES else "blocks of requests"
+
+
+STEADY = ("constant", "poisson", "gamma", "concurrency")
+"""Loads whose figures mean the same however many requests there are."""
+
+
+def _asked(point: Point) -> dict[str, Any]:
+    """What the stage asks of an engine, one entry a key: not its random numbers, nor where a file lies."""
+    found: dict[str, Any] = {}
+    for key, value in point.load.items():
+        if key == "workload":
+            found |= {f"workload {name}": part for name, part in value.items()}
+        else:
+            found[key] = value
+    dropped = {"seed", "workload seed"} | ({"workload requests"} if point.load.get("kind") in STEADY else set())
+    return {
+        key: Path(value).name if key == "workload path" and isinstance(value, str) else value
+        for key, value in found.items()
+        if key not in dropped
+    }
+
+
+def _unlike(a: Sequence[Point], b: Sequence[Point]) -> str:
+    """In which keys the loads or workloads of two stages differ; empty where they do not, as far as it is known."""
+    for one in a:
+        for other in b:
+            ours, theirs = _asked(one), _asked(other)
+            keys = dict.fromkeys([*ours, *theirs])
+            if "ignore_eos" not in one.load or "ignore_eos" not in other.load:
+                keys.pop("ignore_eos", None)
+            if "workload" not in one.load or "workload" not in other.load:
+                keys = {key: None for key in keys if not key.startswith("workload ")}
+            if wrong := [key for key in keys if ours.get(key) != theirs.get(key)]:
+                values = (f"{key} {ours.get(key, 'none')} and {theirs.get(key, 'none')}" for key in wrong)
+                return f"not the same load: {', '.join(values)}"
+    return ""
+
+
+def _arrivals(point: Point) -> tuple[Any, ...]:
+    """What makes the times of two open loads of one kind and rate differ; the same for all others."""
+    if point.offered_rate is None:
+        return ()
+    return point.load.get("seed", 0), point.requests.ok + point.requests.failed
 
 
 def _constraints(points: Sequence[Point]) -> set[str]:
@@ -193,7 +249,7 @@ def _outcome(interval: Interval | None, same: float, more_is_better: bool) -> Ou
     return "better" if (interval[0] > same) == more_is_better else "worse"
 
 
-def _compare_searches(a: SearchResult, b: SearchResult) -> Difference:
+def _compare_searches(a: SearchResult, b: SearchResult, other_load: str) -> Difference:
     """The edge of each lies between the highest load kept and the lowest broken; where these overlap none is better."""
     outcome: Outcome = "indistinguishable"
     if b.kept is not None and a.broken is not None and b.kept >= a.broken:
@@ -203,7 +259,9 @@ def _compare_searches(a: SearchResult, b: SearchResult) -> Difference:
     elif a.load is None or b.load is None:
         outcome = "unknown"
     interval = None
-    if a.kept is not None and a.broken is not None and b.kept is not None and b.broken is not None:
+    if other_load:
+        outcome = "unknown"
+    elif a.kept is not None and a.broken is not None and b.kept is not None and b.broken is not None:
         interval = b.kept / a.broken, b.broken / a.kept
     return Difference(
         a_target=a.target,
@@ -212,8 +270,8 @@ def _compare_searches(a: SearchResult, b: SearchResult) -> Difference:
         metric=f"highest {a.over}",
         a=a.load,
         b=b.load,
-        change=None if a.load is None or b.load is None else b.load / a.load,
+        change=None if a.load is None or b.load is None or other_load else b.load / a.load,
         interval=interval,
         outcome=outcome,
-        method="kept and broken loads",
+        method=other_load or "kept and broken loads",
     )

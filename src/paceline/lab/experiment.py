@@ -28,12 +28,13 @@ class StagePlan:
     load: dict[str, Any]
     """``{"kind": "burst"}``, ``{"kind": "concurrency", "batch": 8}``, ``{"kind": "trace"}``, or what
     `lab.workload.arrivals_from` reads: ``{"kind": "poisson", "rate": 3.0}``."""
-    deadline_s: float = 3600.0
+    deadline_s: float | None = None
+    """Of the stage, after which what is open has failed; None: by its load, see `lab.run.deadline_of`."""
     ignore_eos: bool = True
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
 
     def __post_init__(self) -> None:
-        if not 0 < self.deadline_s < math.inf:
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
             raise InvalidExperiment(f"deadline: must be a number of seconds above 0, not {self.deadline_s:g}")
 
 
@@ -164,7 +165,7 @@ def numbered(stages: Sequence[StagePlan]) -> list[StagePlan]:
 
 
 def with_prompts(
-    stages: Sequence[StagePlan], token_ids: Sequence[int], seed: int, deadline_s: float
+    stages: Sequence[StagePlan], token_ids: Sequence[int], seed: int, deadline_s: float | None
 ) -> list[StagePlan]:
     """Stages whose prompts and arrivals are drawn so."""
     return [

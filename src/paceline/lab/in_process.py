@@ -71,11 +71,12 @@ def serve_stage(llm: LLM, stage: Stage, on_progress: Callable[[int], None] | Non
         if not core.has_work:
             time.sleep(max(0.0, min(0.0005, ready[0][0] - now())) if ready else 0.0)
             continue
-        for output in core.step():
+        outputs, read = core.step(), now()
+        for output in outputs:
             record = records[output.request]
             record.cached_tokens = (record.cached_tokens or 0) + output.cached_tokens
             if output.ids:
-                record.deltas.append((now(), len(output.ids)))
+                record.deltas.append((read, len(output.ids)))
                 record.output_tokens = (record.output_tokens or 0) + len(output.ids)
             if output.finish is not None:
                 record.finish = str(output.finish.value)

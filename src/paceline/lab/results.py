@@ -54,7 +54,7 @@ class Results:
     """In the order of measurement; `Point.target` names the engine."""
     searches: list[SearchResult] = field(default_factory=list)
     interrupted: bool = False
-    """Ended before its last stage."""
+    """By its user, before its last stage. An engine that failed is in `failures`."""
     failures: list[str] = field(default_factory=list)
     """What kept engines from being measured to their end; each starts with the engine's name and a colon."""
 

@@ -1,5 +1,6 @@
 """Carries out an experiment: every target, every stage, every search."""
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,11 @@ from paceline.lab.target import Target
 from paceline.lab.workload.invalid import InvalidWorkload
 from paceline.lab.workload.spec import stage_from, workload_facts, workload_from
 
+SLACK_S = 300.0
+SLOWEST = 4.0
+TOKEN_S, PROMPT_TOKEN_S = 0.1, 0.01
+LONGEST_WORK_S = 3600.0
+
 OnPoint = Callable[[Target, Point], None]
 """Called with every point as soon as it is measured."""
 OnProgress = Callable[[Target, str, Progress], None]
@@ -40,17 +46,32 @@ def make_stage(plan: StagePlan, run: int) -> Stage:
         InvalidWorkload: the workload or the load names something that does not exist.
     """
     try:
-        return stage_from(
+        stage = stage_from(
             plan.name,
             workload_from(plan.workload, run),
             plan.load,
-            deadline_s=plan.deadline_s,
+            deadline_s=plan.deadline_s or math.inf,
             ignore_eos=plan.ignore_eos,
             sampling=plan.sampling,
             workload=workload_facts(plan.workload),
         )
     except InvalidWorkload as error:
         raise InvalidWorkload(f"stage {plan.name}: {error}") from error
+    # What a reader of the results must know of the replies, as of the load.
+    stage = replace(stage, load={**stage.load, "ignore_eos": plan.ignore_eos})
+    return stage if plan.deadline_s else replace(stage, deadline_s=deadline_of(stage))
+
+
+def deadline_of(stage: Stage) -> float:
+    """Seconds that only a stage takes which has come to a halt: five minutes more than four times its schedule. Where
+    the engine decides how long it takes, also 0.1 s a token asked for and 10 ms a token of a prompt, at most 1 h."""
+    at: dict[int, float] = {}
+    for request in stage.requests:
+        at[request.id] = request.due + (0.0 if request.after is None else at[request.after])
+    work = 0.0
+    if stage.offered_rate is None:
+        work = sum(TOKEN_S * each.output_tokens + PROMPT_TOKEN_S * (each.prompt_tokens or 0) for each in stage.requests)
+    return SLACK_S + SLOWEST * max(at.values()) + min(work, LONGEST_WORK_S)
 
 
 class ExperimentRun:
@@ -121,7 +142,7 @@ class ExperimentRun:
                 self._fail(str(error))
             except (LoadWorkerFailed, OSError) as error:
                 self._fail(f"{target.name}: {error}")
-        self.results = replace(self.results, interrupted=bool(self.results.failures))
+        self.results = replace(self.results, interrupted=False)
         return self.results
 
     def _fail(self, why: str) -> None:
@@ -171,7 +192,7 @@ class ExperimentRun:
         errors = [record.error for record in read_log(path).records]
         if all(error is not None for error in errors):
             why = one_line(str(errors[0]))
-            raise TargetFailed(f"{server.target.name}: no request before the first stage was answered: {why}")
+            raise TargetFailed(f"{server.target.name}: all requests before the first stage failed: {why}")
 
     def _point(self, server: Server, stage: Stage, batch_kind: str | None = None) -> Point:
         """

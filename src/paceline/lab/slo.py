@@ -90,10 +90,6 @@ class Constraint:
         value: float | None = getattr(record, self.metric)
         return value
 
-    def kept_by(self, record: RequestRecord) -> bool:
-        """Whether a request keeps the constraint by its own value. A failure or a value not measured does not."""
-        return self.keeps(self.of(record)) is True
-
     def value_of(self, statistics: Statistics) -> float | None:
         """The statistic that the constraint is about."""
         value: float | None = getattr(statistics, self.statistic)

@@ -21,6 +21,9 @@ CONFIDENCE = 0.95
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 BLOCKS = 16
 """Runs of neighbouring requests whose differences show how dependent neighbours are."""
+BEYOND = 200
+"""Values beyond a percentile that its interval needs. With fewer it may be that no burst of a queue has come yet, and
+those runs in which none came would look the most certain."""
 
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
@@ -50,6 +53,12 @@ def summarize(values: Floats) -> Statistics:
 def requests_needed(share: float) -> int:
     """Values of which the largest lies above the percentile with 95% confidence: 5 for p50, 59 for p95, 299 for p99."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(share))
+
+
+def values_for_interval(share: float) -> int:
+    """Values that the interval of a percentile takes: 400 for p50, 2,000 for p90, 4,000 for p95, 20,000
+    for p99."""
+    return math.ceil(round(BEYOND / min(share, 1 - share), 6))
 
 
 def wilson(share: float, count: float) -> Interval:
@@ -117,14 +126,13 @@ def mean_interval(sample: Sample) -> Interval | None:
 def percentile_interval(sample: Sample, share: float) -> Interval | None:
     """Of a percentile: the sample's percentiles at the ends of the interval of ``share`` (Woodruff, 1952).
 
-    None with fewer values than `requests_needed`.
+    None with fewer than ``BEYOND`` values beyond it.
     """
-    if sample.values.size == 0:
+    if sample.values.size < values_for_interval(share):
         return None
     below = sample.values <= np.percentile(sample.values, 100 * share)
-    count = effective_count(below, sample.blocks)
-    if count < requests_needed(share):
-        return None
+    # Bursts may be as long as a block: then two of them differ less than their halves do.
+    count = min(effective_count(below, sample.blocks // 2), effective_count(below, sample.blocks))
     low, high = np.percentile(sample.values, [100 * end for end in wilson(share, count)])
     return float(low), float(high)
 

@@ -37,7 +37,7 @@ class Flow:
         the whole may be off. Spans that resemble their neighbours are worth fewer: as many as independent ones would
         be, by their first-order autocorrelation (Bayley and Hammersley, 1946). What a schedule explains of the
         differences is no noise, for it is the same in every run, and is taken out as a control variate (Lavenberg and
-        Welch, 1981).
+        Welch, 1981): when its requests came, but not what they weighed.
         """
         if np.count_nonzero(weights) < BLOCKS or self.window_s < ROUNDS * float(np.median(self.end - self.begin)):
             return None
@@ -46,7 +46,8 @@ class Flow:
         rests, freedom = work - work.mean(), BLOCKS - 1
         if self.due is not None:
             begins, ends = (self.due + (times - self.due).mean() for times in (self.begin, self.end))
-            planned = _work(edges, begins, ends, weights)
+            # The weights say what came of the requests, which another run of the schedule need not repeat.
+            planned = _work(edges, begins, ends, np.full_like(weights, weights.mean()))
             planned -= planned.mean()
             if (spread := float(planned @ planned)) > 0:
                 rests = rests - min(1.0, max(0.0, float(planned @ rests) / spread)) * planned

@@ -11,6 +11,7 @@ from paceline.simulator.breakdown import COEFFICIENTS, Breakdown, breakdown
 from paceline.simulator.fit_steps import nonnegative
 from paceline.simulator.gpu_model import GpuModel
 from paceline.simulator.simulate import SimulatedRequest
+from paceline.simulator.undetermined import LEAST, undetermined
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +33,8 @@ SMALL = 0.03
 """Relative errors below it weigh as their squares, those above as they are: a pause spoils few requests."""
 ROUNDS = 3, 8
 """At most, from each start, and from each that is kept."""
+NEAR = 1.1
+"""Factor to the knees beside one that show what it changes."""
 ENOUGH = 0.002
 """Relative gain of a round that is the last."""
 
@@ -67,6 +70,8 @@ class LogFit:
     stages: list[StageError]
     simulations: int
     """Sets of coefficients that were tried."""
+    undetermined: list[str]
+    """Coefficients that the stages do not tell, or only together: others would fit as well, and predict other loads."""
 
 
 def fit_log(
@@ -86,7 +91,8 @@ def fit_log(
     first. The loss is rough, since a step more or less makes another batch; so there are several starts, of which the
     better ones go on. The result is near the least loss, not always at it.
 
-    A client does not see steps: what its stages do not vary is not told apart. Loads from idle to nearly saturated, and
+    A client does not see steps: what its stages do not vary is not told apart, and named in `LogFit.undetermined`; the
+    errors, which are of the stages fitted to, say nothing of it. Loads from idle to nearly saturated, and
     prompts and outputs of several lengths, say most.
 
     Args:
@@ -102,7 +108,7 @@ def fit_log(
     search = _Search(stages, start, prefix_cache, on_progress)
     best = search.fit()
     errors = [stage_error(stage, best.model, prefix_cache) for stage in stages]
-    return LogFit(best.model, errors, search.tried)
+    return LogFit(best.model, errors, search.tried, search.undetermined(best))
 
 
 def stage_error(stage: Sequence[Observed], model: GpuModel, prefix_cache: bool = True) -> StageError:
@@ -178,14 +184,33 @@ class _Search:
                 damping, reach = damping * DAMPING_STEP, reach / 2
         return trial
 
-    def _solve(self, trial: _Trial, damping: float, reach: float) -> tuple[Floats, float]:
-        """The values and the knee at which the latencies would be as measured if every step kept its work."""
-        equations = [
+    def undetermined(self, trial: _Trial) -> list[str]:
+        equations = self._equations(trial)
+        if not equations:
+            return list(COEFFICIENTS)
+        columns = np.concatenate([equation.counts for equation in equations])
+        ends = trial.knee / NEAR, trial.knee * NEAR
+        low, high = (np.concatenate([equation.weights_at(knee) for equation in equations]) for knee in ends)
+        # The knee's own column, by its logarithm.
+        bend = trial.values[WEIGHTS] * (high - low) / (2 * np.log(NEAR))
+        rests = np.concatenate([equation.target - equation.counts @ trial.values for equation in equations])
+        expected = np.concatenate([equation.least for equation in equations])
+        left_open = undetermined(
+            np.column_stack([columns, bend]), np.maximum(np.abs(rests), expected), np.append(trial.values, 1.0)
+        )
+        return [name for name, is_open in zip((*FREE, "token_s"), left_open, strict=True) if is_open]
+
+    def _equations(self, trial: _Trial) -> "list[_Equation]":
+        return [
             equation
             for stage, found in zip(self._stages, trial.stages, strict=False)
             for metric in ("ttft", "tpot")
             if (equation := _equation(stage, found, metric, trial)) is not None
         ]
+
+    def _solve(self, trial: _Trial, damping: float, reach: float) -> tuple[Floats, float]:
+        """The values and the knee at which the latencies would be as measured if every step kept its work."""
+        equations = self._equations(trial)
         if not equations:
             return trial.values, trial.knee
         low, high = max(KNEES[0], trial.knee / reach), min(KNEES[1], trial.knee * reach)
@@ -210,6 +235,8 @@ class _Equation:
     weights_at: Callable[[float], Floats]
     """Those of ``weights_s`` at another knee."""
     target: Floats
+    least: Floats
+    """What an error of `LEAST` would be of each."""
 
 
 def _equation(stage: Sequence[Observed], found: Breakdown, metric: str, trial: _Trial) -> _Equation | None:
@@ -229,7 +256,7 @@ def _equation(stage: Sequence[Observed], found: Breakdown, metric: str, trial: _
 
     counts = getattr(found, metric)[known][:, [COEFFICIENTS.index(name) for name in FREE]] * (weight / mean)[:, None]
     counts[:, WEIGHTS] = weights_at(trial.knee)
-    return _Equation(counts, weights_at, gap * weight + counts @ trial.values)
+    return _Equation(counts, weights_at, gap * weight + counts @ trial.values, LEAST * weight)
 
 
 def _solve_at(equations: Sequence[_Equation], knee: float, trial: _Trial, damping: float) -> tuple[Floats, float]:

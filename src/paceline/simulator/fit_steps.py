@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from paceline.engine.step_log import LoggedStep
 from paceline.engine.step_time import StepTime, StepWork
+from paceline.simulator.undetermined import LEAST, undetermined
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +34,8 @@ class StepFit:
     error: dict[str, float]
     """Of the windows fitted to, relative to each one's duration: ``mean``, ``p50``, ``p95`` and ``p99`` of the absolute
     error; ``total``, the error of the sum."""
+    undetermined: list[str]
+    """Coefficients that the steps do not tell, or only together with others."""
 
 
 def fit_steps(log: Sequence[LoggedStep]) -> StepFit:
@@ -43,8 +46,8 @@ def fit_steps(log: Sequence[LoggedStep]) -> StepFit:
     number of tokens from which multiplications take longer than reading the weights, is known; so knees of ever
     finer grids are tried.
 
-    Coefficients that the steps do not tell apart share their sum in some way: a fit predicts steps like those that it
-    has seen, and needs some on both sides of the knee to predict both.
+    Coefficients that the steps do not tell apart share their sum in some way, and are named: a fit predicts steps like
+    those that it has seen, and needs some on both sides of the knee to predict both.
 
     Raises:
         ValueError: fewer than ``FEWEST`` steps.
@@ -62,7 +65,7 @@ def fit_steps(log: Sequence[LoggedStep]) -> StepFit:
     else:
         kept = windows
     count = sum(map(len, kept))
-    return StepFit(fitted, count, len(steps) - count, window_errors(fitted, kept))
+    return StepFit(fitted, count, len(steps) - count, window_errors(fitted, kept), _undetermined(fitted, kept))
 
 
 def window_errors(step_time: StepTime, windows: Sequence[Sequence[LoggedStep]]) -> dict[str, float]:
@@ -72,6 +75,19 @@ def window_errors(step_time: StepTime, windows: Sequence[Sequence[LoggedStep]]) 
     p50, p95, p99 = np.percentile(errors, [50, 95, 99]).tolist()
     total = abs(float(predicted.sum() / measured.sum()) - 1)
     return {"mean": float(errors.mean()), "p50": p50, "p95": p95, "p99": p99, "total": total}
+
+
+def _undetermined(step_time: StepTime, windows: Sequence[Sequence[LoggedStep]]) -> list[str]:
+    predicted, measured = _durations(step_time, windows)
+    values = asdict(step_time)
+    columns = np.zeros((len(windows), len(values)))
+    for row, window in zip(columns, windows, strict=True):
+        for work in (step.work for step in window):
+            below = step_time.weights_s >= work.tokens * step_time.token_s
+            row += (1, below, 0 if below else work.tokens, work.rows, work.kv_tokens, work.prompt_pairs)
+    rests = np.maximum(np.abs(1 - predicted / measured), LEAST)
+    left_open = undetermined(columns / measured[:, None], rests, np.array(list(values.values())))
+    return [name for name, is_open in zip(values, left_open, strict=True) if is_open]
 
 
 def _durations(step_time: StepTime, windows: Sequence[Sequence[LoggedStep]]) -> tuple[Floats, Floats]:

@@ -8,7 +8,7 @@ from paceline.cli.bench.carry_out import carry_out
 from paceline.cli.bench.options import (
     LOAD,
     Attainment,
-    EnginesOptions,
+    BatchEnginesOptions,
     FilesOptions,
     LengthsOptions,
     Sending,
@@ -23,7 +23,7 @@ from paceline.lab.experiment import SearchPlan, batch_stages
 @expand
 def batch(
     *,
-    engines: EnginesOptions,
+    engines: BatchEnginesOptions,
     batches: Annotated[
         str, typer.Option(metavar="N,...", help="Requests at once.", rich_help_panel=LOAD)
     ] = "1,2,4,8,16,32,64",

@@ -75,9 +75,8 @@ def ends_as_interruption() -> Iterator[None]:
 
 
 def finish(results: "Results", logs: list[Path], files: Files, *, interrupted: bool) -> None:
-    """Prints and writes what was measured; exits with 130 if it was interrupted, with 1 if something is not right."""
-    print_results(results)
-    written = write_files(results, logs, files)
+    """Writes and prints what was measured; exits with 130 if it was interrupted, with 1 if something is not right."""
+    written = write_and_print(results, logs, files)
     if logs:
         typer.echo(f"logs: {logs[0].parent}")
     if interrupted:
@@ -101,11 +100,15 @@ def check_writable(*paths: Path | None) -> None:
             raise fail(f"{path} cannot be written: {error.strerror}", code=2) from error
 
 
-def write_files(results: "Results", logs: list[Path], files: Files) -> bool:
-    """Writes the files that are asked for; says of each whether it could, and returns whether all were."""
+def write_and_print(results: "Results", logs: list[Path], files: Files) -> bool:
+    """The files that are asked for, then the table, for whoever reads that may stop at any line.
+
+    Returns:
+        Whether all files were written; of one that was not it says so.
+    """
     from paceline.lab.results import to_csv, to_json
 
-    done = True
+    written, done = [], True
     for path, write in (
         (files.json, lambda path: path.write_text(to_json(results), encoding="utf-8")),
         (files.csv, lambda path: path.write_text(to_csv(results), encoding="utf-8")),
@@ -115,10 +118,13 @@ def write_files(results: "Results", logs: list[Path], files: Files) -> bool:
             continue
         try:
             write(path)
-            typer.echo(f"wrote {path}")
+            written.append(path)
         except (OSError, ModuleNotFoundError) as error:
             typer.echo(f"Error: {path} was not written: {words(error)}", err=True)
             done = False
+    print_results(results)
+    for path in written:
+        typer.echo(f"wrote {path}")
     return done
 
 

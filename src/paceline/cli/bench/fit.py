@@ -1,11 +1,11 @@
 """`paceline bench fit`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,11 @@ from rich.table import Table
 
 from paceline.cli.bench.carry_out import check_writable
 from paceline.cli.errors import bad_values, failures
+
+if TYPE_CHECKING:
+    from paceline.lab.client.log import StageLog
+    from paceline.simulator.fit_log import LogFit
+    from paceline.simulator.fit_steps import StepFit
 
 STAGE_ERRORS = {
     "ttft_mean": "TTFT mean",
@@ -48,14 +53,14 @@ def fit(
     with bad_values():
         model = GpuModel.load(start)
     model = replace(model, name=name or out.stem, machine=machine, fitted="", error={})
-    table = Table(title=f"{model.name}: simulated against measured, relative error")
+    table = Table(title=f"{model.name}: simulated against measured, relative error of what was fitted to")
     if steps:
         with bad_values(), failures():
             found = fit_steps([step for file in files for step in read_step_log(file)])
         model = replace(
             model,
             step_time=found.step_time,
-            fitted=f"{found.steps} logged steps, {found.left_out} around pauses left out",
+            fitted="; ".join(_origin(f"{found.steps} logged steps, {found.left_out} around pauses left out", found)),
             error=found.error,
         )
         table.add_column("of the duration of eight steps")
@@ -65,14 +70,18 @@ def fit(
     else:
         with bad_values(), failures():
             logs = [log for log in stage_logs(files) if any(record.ttft is not None for record in log.records)]
+            doubts = list(_doubts(logs))
+            for doubt in doubts:
+                typer.echo(f"Warning: {doubt}; it is fitted to all the same", err=True)
             with _progress() as news:
                 # The logs have no prompts, so that no prefix is shared.
                 fitted = fit_log([observed(log) for log in logs], model, prefix_cache=False, on_progress=news)
         errors = {name: [getattr(stage, name) for stage in fitted.stages] for name in STAGE_ERRORS}
         known = {name: [value for value in values if value is not None] for name, values in errors.items()}
+        origin = f"event logs of {len(logs)} stages" + (f", {len(doubts)} of them not valid" if doubts else "")
         model = replace(
             fitted.model,
-            fitted=f"event logs of {len(logs)} stages, {fitted.simulations} simulations",
+            fitted="; ".join(_origin(f"{origin}, {fitted.simulations} simulations", fitted)),
             error={name: fmean(values) for name, values in known.items() if values},
         )
         table.add_column("stage")
@@ -83,7 +92,30 @@ def fit(
     with failures():
         model.save(out)
     Console().print(table)
+    if left_open := found.undetermined if steps else fitted.undetermined:
+        typer.echo(
+            f"Warning: these {'steps' if steps else 'stages'} do not tell {', '.join(left_open)}. Other loads and "
+            "lengths may be predicted wrongly; add logs of other ones",
+            err=True,
+        )
     typer.echo(f"wrote {out}")
+
+
+def _doubts(logs: Sequence["StageLog"]) -> Iterator[str]:
+    """Of the stages whose points are not valid."""
+    from paceline.lab.measure import measure
+
+    for log in logs:
+        point = measure(log)
+        if not point.valid:
+            yield f"{log.stage.name} is not valid: {'; '.join(point.reasons)}"
+
+
+def _origin(text: str, fitted: "LogFit | StepFit") -> Iterator[str]:
+    """What the model's file says of where it comes from."""
+    yield text
+    if fitted.undetermined:
+        yield f"not determined: {', '.join(fitted.undetermined)}"
 
 
 @contextmanager

@@ -26,8 +26,7 @@ class Engines:
     model: str | None = None
     """As requests name it. Not given: the only one that the server has."""
     command: Annotated[str | None, typer.Option(metavar="COMMAND")] = None
-    """Starts the server at --url, and is stopped at the end. With {batch} in it the server is started for every batch
-    size, which then is the engine's own limit."""
+    """Starts the server at --url, and is stopped at the end."""
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True)] = None
     """Of the server."""
 
@@ -86,8 +85,8 @@ class Sending:
     """Range of the random token ids."""
     seed: Annotated[int, typer.Option(min=0)] = 0
     """Another one gives other prompts and arrivals."""
-    deadline_s: Annotated[float, typer.Option("--deadline", metavar="SECONDS")] = 3600.0
-    """Of a stage; what is open then failed."""
+    deadline_s: Annotated[float | None, typer.Option("--deadline", metavar="SECONDS")] = None
+    """Of a stage; what is open then failed. Not given: what only a stage takes that has come to a halt."""
     workers: Annotated[int | None, typer.Option(min=1)] = None
     """Processes that send. Not given: as many as the load needs."""
     warmup: Annotated[int, typer.Option(min=0)] = 4
@@ -118,6 +117,17 @@ class Files:
 
 
 EnginesOptions = Annotated[Engines, Group(Engines(), ENGINE)]
+BatchEnginesOptions = Annotated[
+    Engines,
+    Group(
+        Engines(),
+        ENGINE,
+        more={
+            "command": "With {batch} in it the server is started for every batch size, which then is the engine's own "
+            "limit."
+        },
+    ),
+]
 LengthsOptions = Annotated[Lengths, Group(Lengths(), LOAD)]
 FilesOptions = Annotated[Files, Group(Files(), OUTPUT)]
 ReportOptions = Annotated[Files, Group(Files(), OUTPUT, leave_out=("logs",))]

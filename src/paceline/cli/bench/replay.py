@@ -31,7 +31,7 @@ def replay(
     jitter: Annotated[
         bool, typer.Option("--jitter", help="Spread the requests of a coarse tick over it.", rich_help_panel=LOAD)
     ] = False,
-    sending: Annotated[Sending, Group(Sending(deadline_s=7200.0), LOAD)],
+    sending: Annotated[Sending, Group(Sending(), LOAD)],
     files: FilesOptions,
 ) -> None:
     """Send the requests of TRACE at its times."""

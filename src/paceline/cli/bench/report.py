@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.bench.carry_out import check_writable, print_results, write_files
+from paceline.cli.bench.carry_out import check_writable, write_and_print
 from paceline.cli.bench.options import LOAD, OUTPUT, ReportOptions
 from paceline.cli.errors import bad_values, failures
 from paceline.cli.options import expand
@@ -28,6 +28,5 @@ def report(
     check_writable(*files.written)
     with bad_values(), failures():
         results = results_of_logs(name, logs, constraints)
-    print_results(results)
-    if not write_files(results, log_files(logs), files):
+    if not write_and_print(results, log_files(logs), files):
         raise typer.Exit(1)

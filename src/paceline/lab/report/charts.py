@@ -56,10 +56,15 @@ class Chart:
     figure: Figure
 
 
-def panel_charts(panel: Panel, looks: dict[str, Look], limits: Sequence[Limit], prefix: str) -> list[Chart]:
+def panel_charts(
+    panel: Panel, looks: dict[str, Look], limits: Sequence[Limit], prefix: str, asked: Sequence[float] = ()
+) -> list[Chart]:
     """Latencies with the limits drawn in, throughput, and with constraints goodput and attainment, against the load.
 
     A chart without a single value is left out.
+
+    Args:
+        asked: attainments that searches asked for.
     """
     charts = []
     for metric in METRICS:
@@ -77,7 +82,7 @@ def panel_charts(panel: Panel, looks: dict[str, Look], limits: Sequence[Limit], 
             lambda point: point.goodput_rps, "requests/s", interval=lambda point: point.intervals.get("goodput_rps")
         )
         charts.append(_plain(panel, looks, f"{prefix}-goodput", "Goodput", "requests that kept every constraint", line))
-        charts.append(_attainment(panel, looks, f"{prefix}-attainment"))
+        charts.append(_attainment(panel, looks, asked, f"{prefix}-attainment"))
     return [chart for chart in charts if chart.figure["data"]]
 
 
@@ -89,6 +94,8 @@ def _latency(panel: Panel, looks: dict[str, Look], metric: str, limits: list[Lim
         for statistic in statistics
         if (value := getattr(_statistics(point, metric), statistic)) is not None
     ] + [limit.seconds for limit in limits]
+    ends = [point.intervals.get(f"{metric}_s.{statistic}", ()) for point in panel.points for statistic in statistics]
+    values += [end for pair in ends for end in pair if end > 0]
     scale, unit = (1.0, "s") if values and max(values) >= 20 else (1e3, "ms")
     data = []
     for statistic in statistics:
@@ -97,7 +104,11 @@ def _latency(panel: Panel, looks: dict[str, Look], metric: str, limits: list[Lim
             seconds: float | None = getattr(_statistics(point, metric), statistic)
             return None if seconds is None else seconds * scale
 
-        data += _traces(panel, looks, Line(value, unit, statistic, DASHES.get(statistic, "dash")))
+        def interval(point: Point, statistic: str = statistic) -> tuple[float, float] | None:
+            ends = point.intervals.get(f"{metric}_s.{statistic}")
+            return None if ends is None else (ends[0] * scale, ends[1] * scale)
+
+        data += _traces(panel, looks, Line(value, unit, statistic, DASHES.get(statistic, "dash"), interval))
     layout = _layout(panel, unit)
     positive = [value * scale for value in values if value > 0]
     if positive and max(positive) > 30 * min(positive):
@@ -109,8 +120,9 @@ def _latency(panel: Panel, looks: dict[str, Look], metric: str, limits: list[Lim
         }
     elif positive:
         layout["yaxis"]["range"] = [0, short(max(positive) * 1.1)]
-    layout["shapes"] = [_limit_line(limit, scale) for limit in limits]
+    layout["shapes"] = [limit_line(limit, scale) for limit in limits]
     note = ", ".join(f"{statistic} {_stroke(panel, statistic)}" for statistic in statistics)
+    note += "; bars: 95% interval" if any(ends) else ""
     return Chart(
         id, METRICS[metric], note + ("; the red line is the limit" if limits else ""), {"data": data, "layout": layout}
     )
@@ -131,7 +143,7 @@ def _plain(panel: Panel, looks: dict[str, Look], id: str, title: str, note: str,
     return Chart(id, title, note, {"data": draw(panel, looks, line), "layout": layout})
 
 
-def _attainment(panel: Panel, looks: dict[str, Look], id: str) -> Chart:
+def _attainment(panel: Panel, looks: dict[str, Look], asked: Sequence[float], id: str) -> Chart:
     def value(point: Point) -> float | None:
         return None if point.attainment is None else point.attainment * 100
 
@@ -142,12 +154,9 @@ def _attainment(panel: Panel, looks: dict[str, Look], id: str) -> Chart:
     data = _traces(panel, looks, Line(value, "%", interval=interval))
     layout = _layout(panel, "% of the requests sent")
     layout["yaxis"]["range"] = [0, 104]
-    return Chart(
-        id,
-        "Attainment",
-        "kept every constraint; bars: 95% interval",
-        {"data": data, "layout": layout},
-    )
+    layout["shapes"] = [_horizontal(100 * share, f"asked: {100 * share:g}%", "top") for share in asked]
+    note = "kept every constraint; bars: 95% interval" + ("; the red line was asked for" if asked else "")
+    return Chart(id, "Attainment", note, {"data": data, "layout": layout})
 
 
 def _statistics(point: Point, metric: str) -> Statistics:
@@ -236,8 +245,11 @@ def _bars(panel: Panel, looks: dict[str, Look], line: Line) -> list[dict[str, An
     return bars
 
 
-def _limit_line(limit: Limit, scale: float) -> dict[str, Any]:
-    y = limit.seconds * scale
+def limit_line(limit: Limit, scale: float) -> dict[str, Any]:
+    return _horizontal(limit.seconds * scale, limit.text, "bottom")
+
+
+def _horizontal(y: float, text: str, anchor: str) -> dict[str, Any]:
     return {
         "type": "line",
         "xref": "paper",
@@ -246,7 +258,7 @@ def _limit_line(limit: Limit, scale: float) -> dict[str, Any]:
         "y0": y,
         "y1": y,
         "line": {"color": LIMIT, "width": 1.5, "dash": "dash"},
-        "label": {"text": limit.text, "textposition": "start", "yanchor": "bottom", "font": {"color": LIMIT}},
+        "label": {"text": text, "textposition": "start", "yanchor": anchor, "font": {"color": LIMIT}},
     }
 
 

@@ -14,10 +14,16 @@ DEFINITIONS = (
     ("ITL", "Gaps between deltas, each divided by the tokens of the later delta."),
     ("E2E", "From the scheduled send to the last token."),
     ("Window", "From the first scheduled send to the last completion."),
+    ("Throughput", "Output tokens of completed requests / window."),
     (
-        "Throughput",
-        "Output tokens of completed requests / window. Behind \N{PLUS-MINUS SIGN} half of the 95% confidence interval "
-        "from this one run; it knows nothing of what differs between runs.",
+        "\N{PLUS-MINUS SIGN}",
+        "Half of the 95% confidence interval from this one run; it knows nothing of what differs between runs. "
+        "A run that is too short for an interval has none.",
+    ),
+    (
+        "Client late, loop, CPU",
+        "How late requests were sent and sockets were looked at, at p99, in milliseconds, and the share of a core that "
+        "the busiest worker used in its busiest second.",
     ),
     ("Goodput", "Requests that kept every constraint / window. A failure or a value not measured keeps none."),
     ("Attainment", "The share of the requests sent that kept every constraint, with its 95% confidence interval."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.lab.record import RequestRecord
-from paceline.lab.report.charts import LIMIT, Figure, base_layout, short
+from paceline.lab.report.charts import LIMIT, Figure, Limit, base_layout, limit_line, short
 from paceline.lab.report.curves import Look
 
 if TYPE_CHECKING:
@@ -32,8 +32,11 @@ class StageView:
     note: str
 
 
-def stage_views(logs: Sequence[tuple[str, "StageLog"]], looks: dict[str, Look]) -> list[StageView]:
-    """One for each stage, by load and else in the order of the logs; these are (engine as the report names it, log)."""
+def stage_views(
+    logs: Sequence[tuple[str, "StageLog"]], looks: dict[str, Look], limits: Sequence[Limit]
+) -> list[StageView]:
+    """One for each stage, by load and else in the order of the logs; these are (engine as the report names it, log).
+    Limits of TTFT are drawn in."""
     stages: dict[str, list[tuple[str, StageLog]]] = {}
     for engine, log in logs:
         stages.setdefault(log.stage.name, []).append((engine, log))
@@ -41,10 +44,12 @@ def stage_views(logs: Sequence[tuple[str, "StageLog"]], looks: dict[str, Look]) 
     order = sorted(
         stages.items(), key=lambda item: (item[1][0][1].stage.offered_rate or 0, item[1][0][1].stage.batch or 0)
     )
-    return [_view(name, found, looks, cap) for name, found in order]
+    return [_view(name, found, looks, limits, cap) for name, found in order]
 
 
-def _view(name: str, logs: list[tuple[str, "StageLog"]], looks: dict[str, Look], cap: int) -> StageView:
+def _view(
+    name: str, logs: list[tuple[str, "StageLog"]], looks: dict[str, Look], limits: Sequence[Limit], cap: int
+) -> StageView:
     dots, lines, notes = [], [], []
     for engine, log in logs:
         records = log.records
@@ -67,6 +72,7 @@ def _view(name: str, logs: list[tuple[str, "StageLog"]], looks: dict[str, Look],
         notes.append(note + ("; interrupted" if log.interrupted else ""))
     ttft = base_layout("scheduled send (s from the start of the stage)", "TTFT (s)")
     ttft["yaxis"]["rangemode"] = "tozero"
+    ttft["shapes"] = [limit_line(limit, 1.0) for limit in limits if limit.metric == "ttft"]
     flight = base_layout("s from the start of the stage", "requests sent and not ended")
     flight["yaxis"]["rangemode"] = "tozero"
     return StageView(name, {"data": dots, "layout": ttft}, {"data": lines, "layout": flight}, ". ".join(notes) + ".")

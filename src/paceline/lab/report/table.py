@@ -52,6 +52,7 @@ def point_table(
             columns.append(Column("from send p99", lambda _, point: _seconds(point.ttft_from_send_s.p99)))
     columns += _rate_columns(points)
     columns += _gpu_columns()
+    columns += _client_columns()
     columns = [column for column in columns if any(column.cell(*pair).value for pair in points)]
     return columns, [Row(point.valid, [column.cell(engine, point) for column in columns]) for engine, point in points]
 
@@ -128,15 +129,28 @@ def _gpu_columns() -> list[Column]:
     ]
 
 
+def _client_columns() -> list[Column]:
+    def of(name: str, cell: Callable[[float | None], Cell]) -> Callable[[str, Point], Cell]:
+        return lambda _, point: cell(point.client.get(name))
+
+    return [
+        Column("Client late p99", of("lateness_p99_s", _seconds)),
+        Column("Client loop p99", of("loop_delay_p99_s", _seconds)),
+        Column("Client CPU", of("cpu", lambda share: Cell(percent(share), _key(share)))),
+        Column("Workers", of("workers", _number)),
+    ]
+
+
 def _latency(metric: str, statistic: str, constraints: Sequence[Constraint]) -> Column:
     limit = next((item for item in constraints if (item.metric, item.statistic) == (metric, statistic)), None)
 
     def cell(_: str, point: Point) -> Cell:
         value: float | None = getattr(getattr(point, f"{metric}_s"), statistic)
+        text = milliseconds(value) + _plus_minus(point, f"{metric}_s.{statistic}", value)
         if limit is None or value is None:
-            return _seconds(value)
+            return Cell(text, _key(value))
         kept = limit.keeps(value)
-        return Cell(f"{milliseconds(value)} {KEPT if kept else BROKEN}", _key(value), "yes" if kept else "no")
+        return Cell(f"{text} {KEPT if kept else BROKEN}", _key(value), "yes" if kept else "no")
 
     return Column(f"{metric.upper()} {statistic}", cell)
 
@@ -164,11 +178,15 @@ def _number(value: float | None) -> Cell:
 
 
 def _rate(point: Point, name: str) -> Cell:
-    """With half of its interval, where it has one."""
     value: float | None = getattr(point, name)
-    if value is None or (interval := point.intervals.get(name)) is None:
-        return _number(value)
-    return Cell(f"{number(value)} \N{PLUS-MINUS SIGN}{percent((interval[1] - interval[0]) / 2 / value)}", _key(value))
+    return Cell(number(value) + _plus_minus(point, name, value), _key(value))
+
+
+def _plus_minus(point: Point, name: str, value: float | None) -> str:
+    """Half of its interval, where it has one."""
+    if not value or (interval := point.intervals.get(name)) is None:
+        return ""
+    return f" \N{PLUS-MINUS SIGN}{percent((interval[1] - interval[0]) / 2 / value)}"
 
 
 def _key(value: float | None) -> str:

@@ -104,7 +104,7 @@ def _between(span: Span) -> str:
 def _of_search(engine: str, search: SearchResult, constraints: Sequence[Constraint], unit: str) -> Verdict:
     text = f"keeps {_names(constraints)} for {search.attainment:.0%} of the requests up to {number(search.load)} {unit}"
     if search.ended == "all kept":
-        text += ", the highest tried; its limit is higher"
+        text += ", the highest tried: no load was high enough to break them"
     elif search.broken is not None:
         text += f"; {number(search.broken)} breaks"
     if search.verdict == "indistinguishable":
@@ -130,7 +130,7 @@ def _of_capacity(
     best = reach.best
     text = f"keeps {_names(constraints)} up to {number(load(best))} {unit} ({_rates(best)})"
     if reach.broken is None:
-        text += ", the highest valid load measured; its limit is higher"
+        text += ", the highest valid load measured: none was high enough to break them"
     else:
         text += f"; at {number(load(reach.broken))} {breach(reach.broken, constraints)}"
     if reach.kept_above is not None:

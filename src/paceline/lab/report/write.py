@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,13 +76,13 @@ def write_report(results: Sequence[Results], logs: Sequence["StageLog"], out: Pa
     drawn = [
         PanelView(
             panel.title,
-            panel_charts(panel, colours, limits, f"chart-{place}"),
+            panel_charts(panel, colours, limits, f"chart-{place}", _asked(results, panel)),
             *point_table(panel, colours, constraints),
             remarks(panel),
         )
         for place, panel in enumerate(groups)
     ]
-    views = stage_views(named_logs, colours)
+    views = stage_views(named_logs, colours, limits)
     data = {
         "charts": {chart.id: chart.figure for panel in drawn for chart in panel.charts},
         "stages": [{"name": view.name, "ttft": view.ttft, "open": view.open, "note": view.note} for view in views],
@@ -116,6 +116,11 @@ def _json(data: Any) -> str:
 
 def _constraints(results: Sequence[Results]) -> list[Constraint]:
     return next((parse_constraints(", ".join(run.constraints)) for run in results if run.constraints), [])
+
+
+def _asked(results: Sequence[Results], panel: Panel) -> list[float]:
+    """Attainments that searches over the panel's loads asked for."""
+    return sorted({search.attainment for run in results for search in run.searches if search.over == panel.axis})
 
 
 def _subtitle(results: Sequence[Results], found: Sequence[Engine], logs: Sequence["StageLog"]) -> str:
@@ -169,6 +174,7 @@ def _runs(results: Sequence[Results], found: Sequence[Engine], logs: Sequence["S
                 facts += list(_facts(target.info, f"{engine.name} "))
         if run.constraints:
             facts.append(("constraints", ", ".join(run.constraints)))
+        facts += _sent(run)
         facts += list(_facts(run.machine, "client "))
         starts = [shlex.join(target.command) for target in run.targets if target.command]
         yield Run(run.experiment, facts, list(dict.fromkeys([*run.commands, *starts])))
@@ -176,6 +182,23 @@ def _runs(results: Sequence[Results], found: Sequence[Engine], logs: Sequence["S
         log = logs[0]
         facts = [("started", moment(log.started_at)), *_facts(log.machine, "client ")]
         yield Run("Logs", facts, list(dict.fromkeys(log.command for log in logs if log.command)))
+
+
+def _sent(run: Results) -> list[tuple[str, str]]:
+    """What was sent, how and by how many processes: each different one once."""
+
+    def texts(tables: Iterable[Mapping[str, Any]]) -> str:
+        return "; ".join(dict.fromkeys(" ".join(f"{key}={value}" for key, value in table.items()) for table in tables))
+
+    loads = [point.load for point in run.points]
+    workers = sorted({f"{point.client['workers']:g}" for point in run.points if "workers" in point.client})
+    plain = ("rate", "batch", "workload")  # the table has the first two
+    found = {
+        "workload": texts(load["workload"] for load in loads if load.get("workload")),
+        "load": texts({key: value for key, value in load.items() if key not in plain} for load in loads),
+        "workers": ", ".join(workers),
+    }
+    return [(name, text) for name, text in found.items() if text]
 
 
 def _facts(values: Any, name: str) -> Iterator[tuple[str, str]]:

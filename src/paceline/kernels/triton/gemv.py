@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.table import GemvConfig
+from paceline.kernels.triton.partial_sums import result_tensor
 
 MAX_ROWS = 4
 """More tokens are faster on the matrix unit: `skinny_linear`."""
@@ -172,15 +173,7 @@ def gemv(
     assert weight.shape[1] == k
     assert x.is_contiguous()
     assert (delta is None) == (sum_out is None)
-    shape: tuple[int, ...] = (splits, rows, n) if splits > 1 else (rows, n)
-    if splits > 1:
-        dtype = torch.float32
-    elif dtype is None:
-        dtype = x.dtype if norm_weight is None else norm_weight.dtype
-    out = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
-    assert out.is_contiguous()
-    assert out.shape == shape
-    assert out.dtype == dtype
+    out = result_tensor(x, n, splits, dtype or (x if norm_weight is None else norm_weight).dtype, out)
     if rows == 0:
         return out
     deltas = 0

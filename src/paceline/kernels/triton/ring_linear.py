@@ -15,9 +15,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.table import RingConfig
-
-MAX_ROWS = 64
-"""More tokens are faster by cuBLAS."""
+from paceline.kernels.triton.partial_sums import result_tensor
+from paceline.kernels.triton.skinny_linear import MAX_ROWS
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
 
@@ -174,15 +173,7 @@ def ring_linear(
     assert weight.shape[1] == k
     assert weight.dtype == x.dtype
     assert (x_scale is None) == (weight_scale is None) == (x.dtype != torch.float8_e4m3fn)
-    shape: tuple[int, ...] = (splits, rows, n) if splits > 1 else (rows, n)
-    if splits > 1:
-        dtype = torch.float32
-    elif dtype is None:
-        dtype = x.dtype if x_scale is None else torch.bfloat16
-    out = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
-    assert out.is_contiguous()
-    assert out.shape == shape
-    assert out.dtype == dtype
+    out = result_tensor(x, n, splits, dtype or (x.dtype if x_scale is None else torch.bfloat16), out)
     if rows == 0:
         return out
     _ring_kernel[(triton.cdiv(n, config.block_n), splits)](

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paceline.kernels.table import SkinnyConfig
+from paceline.kernels.triton.partial_sums import result_tensor
 
 MAX_ROWS = 64
 """More tokens are faster by cuBLAS."""
@@ -162,15 +163,7 @@ def skinny_linear(
     assert weight.shape[1] == k
     assert x.stride(1) == 1
     assert x_scale is None or weight_scale is not None, "FP8 tokens need an FP8 weight"
-    shape: tuple[int, ...] = (config.splits, rows, n) if config.splits > 1 else (rows, n)
-    if config.splits > 1:
-        dtype = torch.float32
-    elif dtype is None:
-        dtype = x.dtype if x_scale is None else torch.bfloat16
-    out = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
-    assert out.is_contiguous()
-    assert out.shape == shape
-    assert out.dtype == dtype
+    out = result_tensor(x, n, config.splits, dtype or (x.dtype if x_scale is None else torch.bfloat16), out)
     if rows == 0:
         return out
     part = triton.cdiv(triton.cdiv(k, config.block_k), config.splits) * config.block_k

@@ -208,12 +208,12 @@ def test_no_server(tmp_path: Path) -> None:
 
 @contextmanager
 def full_server(accepts: threading.Event) -> Iterator[str]:
-    """URL of one that answers the probe and then accepts nothing before the event. One connection fits into its queue;
-    the kernel lets others try again after a second."""
+    """URL of one that answers the probe and then accepts nothing before the event. A connection of its own fills its
+    queue, so that none of the client's is half open; the kernel lets them try again after a second."""
     stopped, probed = threading.Event(), False
-    with socket.socket() as listener:
+    with socket.socket() as listener, socket.socket() as filler:
         listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
+        listener.listen()
         listener.settimeout(0.02)
 
         def serve() -> None:
@@ -223,8 +223,12 @@ def full_server(accepts: threading.Event) -> Iterator[str]:
                     continue
                 with suppress(TimeoutError), listener.accept()[0] as sock:
                     if sock.recv(1 << 16):
-                        sock.sendall(b"".join(step for step in tokens(1) if isinstance(step, bytes)))
+                        if not probed:
+                            listener.listen(0)
+                            filler.connect(listener.getsockname())
+                            filler.shutdown(socket.SHUT_WR)
                         probed = True
+                        sock.sendall(b"".join(step for step in tokens(1) if isinstance(step, bytes)))
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(serve)
@@ -258,10 +262,10 @@ def test_a_server_that_never_accepts(tmp_path: Path) -> None:
     requests = [PlannedRequest(id, 0.2, "x", 1) for id in range(4)]
     with full_server(threading.Event()) as url:
         run_stage(Target("full", url, "m"), stage_of(requests, deadline_s=0.6), tmp_path / "log", workers=1)
-    last = read_log(tmp_path / "log").records[-1]
-    assert last.error == "the server accepted no connection before the deadline of 0.6 s"
-    assert last.sent is None
-    assert last.begun == pytest.approx(0.2, abs=0.1)
+    records = read_log(tmp_path / "log").records
+    assert [r.error for r in records] == ["the server accepted no connection before the deadline of 0.6 s"] * 4
+    assert [r.sent for r in records] == [None] * 4
+    assert [r.begun for r in records] == [pytest.approx(0.2, abs=0.1)] * 4
 
 
 def test_closed_loop_keeps_its_seats(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import html
 import json
 import random
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from lab.measured import NONE, SLO, invalid, log, point, rate_sweep, results, statistics
 from paceline.lab.gpu_watch import Gpus
-from paceline.lab.point import Point, Statistics
+from paceline.lab.point import Counts, Point, Statistics
 from paceline.lab.record import RequestRecord
 from paceline.lab.report import write_report
 from paceline.lab.report.requests import SLOWEST, STEPS, open_requests, thinned
@@ -128,6 +129,27 @@ def test_missing_values(tmp_path: Path) -> None:
     assert "chart-0-tpot" not in data_of(text)["charts"]
     assert NONE.mean is None
     assert rows_of(text)[1].count("\N{EN DASH}") >= 3
+
+
+def test_a_limit_that_failures_break_says_so(tmp_path: Path) -> None:
+    """The p99 of those completed is within the limit, and was measured."""
+    kept = {"ttft_p99 < 1s": False, "tpot_p99 < 20ms": True}
+    some = point(rate=2.0, constraints=kept, requests_per_s=2.0)
+    points = {
+        "5 of 512 requests failed": replace(some, requests=Counts(512, 507, 5)),
+        "some replies have none": some,
+    }
+    for why, broken in points.items():
+        text = written(tmp_path, [results([point(rate=1.0), broken])])
+        assert verdicts_of(text)[0].endswith(
+            f"; at 2 TTFT p99 is 300 ms where it was measured, but {why}, and counting them too few keep it."
+        )
+        first, second = rows_of(text)
+        assert "300 \N{CHECK MARK}" in first
+        assert "300 \N{MULTIPLICATION X}" in second
+    none = point(rate=2.0, ttft=None, tpot=None)
+    text = written(tmp_path, [results([point(rate=1.0), none])])
+    assert verdicts_of(text)[0].endswith("; at 2 TTFT p99 could not be measured: all 512 requests failed.")
 
 
 def test_nothing_was_measured(tmp_path: Path) -> None:

@@ -45,20 +45,20 @@ def value_of(point: Point, constraint: Constraint) -> float | None:
     """What the constraint is about, in seconds. None where it was not measured, and where the completed requests are
     within the limit but too many others failed: then nobody knows it."""
     value = constraint.value_of(getattr(point, f"{constraint.metric}_s"))
-    return None if constraint.keeps(value) and not _kept(point, constraint) else value
+    return None if constraint.keeps(value) and not kept(point, constraint) else value
 
 
 def broken_by(point: Point, constraints: Sequence[Constraint]) -> list[Constraint]:
     """Those that the point does not keep; what was not measured is not kept."""
-    return [constraint for constraint in constraints if not _kept(point, constraint)]
+    return [constraint for constraint in constraints if not kept(point, constraint)]
 
 
-def _kept(point: Point, constraint: Constraint) -> bool:
-    """By the point's own verdict, which knows of failures; where it was measured without this constraint, by its
-    statistic."""
-    for text, kept in point.constraints.items():
+def kept(point: Point, constraint: Constraint) -> bool:
+    """Whether a point keeps a constraint: by its own verdict, which knows of failures; where it was measured without
+    this constraint, by its statistic."""
+    for text, verdict in point.constraints.items():
         if replace(Constraint.parse(text), text=constraint.text) == constraint:
-            return kept is True
+            return verdict is True
     return constraint.keeps(constraint.value_of(getattr(point, f"{constraint.metric}_s"))) is True
 
 
@@ -74,10 +74,10 @@ def keeps(point: Point, constraints: Sequence[Constraint]) -> bool:
 def capacity(points: Sequence[Point], constraints: Sequence[Constraint]) -> Capacity:
     """Of points with loads of one kind. Points that are not valid decide nothing."""
     valid = sorted((point for point in points if point.valid), key=load)
-    kept = [point for point in valid if keeps(point, constraints)]
+    good = [point for point in valid if keeps(point, constraints)]
     broken = next((point for point in valid if not keeps(point, constraints)), None)
-    below = [point for point in kept if broken is None or load(point) < load(broken)]
-    above = [point for point in kept if broken is not None and load(point) > load(broken)]
+    below = [point for point in good if broken is None or load(point) < load(broken)]
+    above = [point for point in good if broken is not None and load(point) > load(broken)]
     return Capacity(
         best=below[-1] if below else None,
         broken=broken,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from paceline.lab.capacity import kept
 from paceline.lab.point import Point
 from paceline.lab.report.curves import Look, Panel, load_of
 from paceline.lab.report.text import MISSING, error_lines, milliseconds, number, percent
@@ -149,8 +150,8 @@ def _latency(metric: str, statistic: str, constraints: Sequence[Constraint]) -> 
         text = milliseconds(value) + _plus_minus(point, f"{metric}_s.{statistic}", value)
         if limit is None or value is None:
             return Cell(text, _key(value))
-        kept = limit.keeps(value)
-        return Cell(f"{text} {KEPT if kept else BROKEN}", _key(value), "yes" if kept else "no")
+        good = kept(point, limit)  # A percentile within its limit is not kept where too many requests failed.
+        return Cell(f"{text} {KEPT if good else BROKEN}", _key(value), "yes" if good else "no")
 
     return Column(f"{metric.upper()} {statistic}", cell)
 

@@ -203,9 +203,19 @@ def breach(point: Point, constraints: Sequence[Constraint]) -> str:
         name = f"{worst.metric.upper()} {worst.statistic}"
         return f"{name} is {duration(value)}, over the limit of {duration(worst.limit_s)}"
     if broken:
-        return f"{broken[0].metric.upper()} {broken[0].statistic} could not be measured"
+        return _unknown_value(point, broken[0])
     assert saturated(point)
-    return "it is saturated: requests came faster than they were answered"
+    return "requests came faster than they were answered: it is saturated"
+
+
+def _unknown_value(point: Point, constraint: Constraint) -> str:
+    """Of a constraint that is not kept though no value is over its limit."""
+    name, failed = f"{constraint.metric.upper()} {constraint.statistic}", point.requests.failed
+    of_some = constraint.value_of(getattr(point, f"{constraint.metric}_s"))
+    if of_some is None:
+        return f"{name} could not be measured" + (f": all {failed} requests failed" if not point.requests.ok else "")
+    without = f"{failed} of {point.requests.ok + failed} requests failed" if failed else "some replies have none"
+    return f"{name} is {duration(of_some)} where it was measured, but {without}, and counting them too few keep it"
 
 
 def _names(constraints: Sequence[Constraint]) -> str:

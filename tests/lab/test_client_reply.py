@@ -89,6 +89,18 @@ def test_text_without_a_new_token_is_no_delta() -> None:
     assert record.deltas == [(2.0, 1), (3.0, 1), (5.0, 1), (6.0, 1)]
 
 
+def test_usage_that_is_no_count_is_no_failure() -> None:
+    """Of prompts and cached tokens it is as if the server did not say; of the reply the words are kept."""
+    usage = {"prompt_tokens": "5", "completion_tokens": "2", "prompt_tokens_details": {"cached_tokens": True}}
+    record = reply(token("a"), token("b", finish="stop"), {"choices": [], "usage": usage})
+    assert record.ok
+    assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (None, None, None)
+    assert record.wrong_usage == '"2"'
+    assert record.deltas == [(2.0, 1), (3.0, 1)]
+    late = reply(token("a", usage=1), {**token("b"), "usage": {"completion_tokens": -2}}, usage_chunk(2))
+    assert (late.output_tokens, late.wrong_usage) == (None, "-2")
+
+
 def test_token_ids_count_as_well() -> None:
     parts = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("", [1]), ("ab", [2, 3]), ("", []))]
     record = reply(*parts, usage_chunk(3))

@@ -150,7 +150,7 @@ def test_a_server_that_refuses_ignore_eos_is_named_and_its_lengths_are_checked()
     assert notes(changed(by_choice, expected_tokens=None)) == []
 
 
-@pytest.mark.parametrize("usage", [-8, 0, 4, 7, 9, 8000])
+@pytest.mark.parametrize("usage", [0, 4, 7, 9, 8000])
 def test_impossible_usage(usage: int) -> None:
     """Of replies with eight deltas of text, which may end when they like and have at most eight tokens."""
     log = open_loop(200, 50.0)
@@ -165,6 +165,31 @@ def test_impossible_usage(usage: int) -> None:
         log.records[place] = parser.finish()
     assert reasons(log) == ["tokens"]
     assert ("itl" in notes(log)) is (usage > 8)
+
+
+@pytest.mark.parametrize(("usage", "words"), [("8", '"8"'), (True, "true"), (8.0, "8.0"), (-8, "-8")])
+def test_usage_that_is_no_count(usage: object, words: str) -> None:
+    """The replies are complete; how many tokens they have nobody knows. One of them changes no other figure."""
+
+    def answered(log: StageLog, wrong: int) -> StageLog:
+        for place, record in enumerate(log.records[:wrong]):
+            parser = ReplyParser(RequestRecord(record.id, record.due, sent=record.sent, expected_tokens=8))
+            last = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": usage, "total_tokens": 13}}
+            for step, part in enumerate([*[token()] * 8, last, "[DONE]"]):
+                parser.feed(record.due + 0.1 + 0.01 * step, (b"" if step else CHUNKED) + chunk(event(part)))
+            parser.feed(record.due + 0.2, END)
+            log.records[place] = parser.finish()
+        return log
+
+    point = measure(answered(open_loop(200, 50.0), 200))
+    assert point.requests.failed == 0
+    assert point.reasons == [
+        f"usage: the server's completion_tokens, such as {words}, are no number of tokens (200 of 200 replies)"
+    ]
+    assert (point.output_tokens, point.tpot_s.mean, point.ttft_s.p50) == (0, None, pytest.approx(0.1))
+    few = measure(answered(open_loop(200, 50.0), 1))
+    assert (few.valid, [note.partition(":")[0] for note in few.notes]) == (True, ["usage"])
+    assert few.output_tokens == 199 * 8
 
 
 def test_more_deltas_than_tokens() -> None:

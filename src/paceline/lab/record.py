@@ -29,7 +29,9 @@ class RequestRecord:
     prompt_tokens: int | None = None
     """By the server's usage."""
     output_tokens: int | None = None
-    """By the server's usage."""
+    """By the server's usage; None where it does not say, or something that is no count."""
+    wrong_usage: str | None = None
+    """The usage's ``completion_tokens`` where it is no count, such as ``"8"``, ``true`` or ``-8``."""
     cached_tokens: int | None = None
     expected_tokens: int | None = None
     """Tokens asked for where the reply shall not end before (``ignore_eos``), whether or not the server takes that."""

@@ -203,7 +203,15 @@ def _check_tokens(log: StageLog, constraints: Sequence[Constraint], limits: Limi
         found.notes.append(
             "ignore_eos: the server refuses it, so replies may end before they have the tokens asked for"
         )
-    count(lambda r: r.output_tokens is None, "usage: the server does not say how many tokens it made")
+    count(
+        lambda r: r.output_tokens is None and r.wrong_usage is None,
+        "usage: the server does not say how many tokens it made",
+    )
+    wrong = next((record.wrong_usage for record in done if record.wrong_usage is not None), "")
+    count(
+        lambda r: r.wrong_usage is not None,
+        f"usage: the server's completion_tokens, such as {wrong}, are no number of tokens",
+    )
     count(
         lambda r: None not in (r.output_tokens, r.expected_tokens) and r.output_tokens != r.expected_tokens,
         "length: the number of tokens is not the one asked for",

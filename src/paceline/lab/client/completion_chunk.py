@@ -6,12 +6,13 @@ from msgspec import Struct
 
 
 class PromptDetails(Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Any = None
 
 
 class Usage(Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    """A reply is no failure because its server counts wrongly: see `count_of`."""
     prompt_tokens_details: PromptDetails | None = None
 
 
@@ -72,6 +73,11 @@ class CompletionChunk(Struct):
         if self.object == "error" or (self.choices is None and self.usage is None and (self.detail or self.message)):
             return message_of(self.message or self.detail)
         return None
+
+
+def count_of(value: Any) -> int | None:
+    """A number of tokens; None for what is none: a string, a truth value, a fraction, a negative number."""
+    return value if type(value) is int and value >= 0 else None
 
 
 def message_of(error: Any) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.lab.client.completion_chunk import CompletionChunk, Usage
+from paceline.lab.client.completion_chunk import CompletionChunk, Usage, count_of
 from paceline.lab.client.event_stream import EventStream
 from paceline.lab.client.http_reply import HttpReply, InvalidReply
 from paceline.lab.record import RequestRecord
@@ -76,6 +76,8 @@ class ReplyParser:
                 self._fail("empty reply")
         if self._keep_text:
             record.text = "".join(self._text)
+        if record.wrong_usage is not None:
+            record.output_tokens = None
         if record.deltas and not record.counted and record.output_tokens is not None:
             last = record.output_tokens - (len(record.deltas) - 1)
             record.deltas[-1] = (record.deltas[-1][0], max(1, last))
@@ -117,12 +119,15 @@ class ReplyParser:
         record = self.record
         rise: int | None = ids or None
         if usage is not None:
-            record.prompt_tokens = usage.prompt_tokens if usage.prompt_tokens is not None else record.prompt_tokens
+            prompt, output = count_of(usage.prompt_tokens), count_of(usage.completion_tokens)
+            record.prompt_tokens = record.prompt_tokens if prompt is None else prompt
             if usage.prompt_tokens_details is not None:
-                record.cached_tokens = usage.prompt_tokens_details.cached_tokens
-            if usage.completion_tokens is not None:
-                record.output_tokens = usage.completion_tokens
-                rise = usage.completion_tokens - self._tokens
+                record.cached_tokens = count_of(usage.prompt_tokens_details.cached_tokens)
+            if output is None and usage.completion_tokens is not None:
+                record.wrong_usage = msgspec.json.encode(usage.completion_tokens).decode()[:40]
+            if output is not None:
+                record.output_tokens = output
+                rise = output - self._tokens
                 # The usage at the end is no delta, unless it is the first to show any token.
                 if alone and record.deltas:
                     return

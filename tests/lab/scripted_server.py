@@ -7,7 +7,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ CLOSE = "close"
 RESET = "reset"
 Step = bytes | float | str
 """Bytes to send, seconds to wait, or `HANG`, `CLOSE`, `RESET`."""
-Script = Sequence[Step]
+Script = Iterable[Step]
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 CHUNKED = SSE + b"transfer-encoding: chunked\r\n\r\n"
 UNTIL_CLOSED = SSE + b"connection: close\r\n\r\n"
@@ -53,11 +53,11 @@ def usage_chunk(tokens: int) -> dict[str, Any]:
 
 
 def stream(*events: Any, gap: float = 0.0) -> list[Step]:
-    """A good chunked reply of these events, `gap` seconds between them."""
+    """A good chunked reply of these events, `gap` seconds between them. Its end comes in one piece with ``[DONE]``."""
     steps: list[Step] = [CHUNKED]
     for each in events:
         steps += [gap, chunk(event(each))]
-    return [*steps, chunk(event("[DONE]")), END]
+    return [*steps, chunk(event("[DONE]")) + END]
 
 
 def tokens(count: int, gap: float = 0.0) -> list[Step]:
@@ -81,6 +81,8 @@ class Arrival:
     path: str
     fields: dict[str, str]
     body: dict[str, Any]
+    writes: list[float] = field(default_factory=list)
+    """When each part of the reply was about to be written."""
 
     @property
     def prompt(self) -> str:
@@ -111,6 +113,7 @@ class ScriptedServer:
                 self.arrivals.append(arrival)
                 for step in self.script(arrival):
                     if isinstance(step, bytes):
+                        arrival.writes.append(time.monotonic())
                         writer.write(step)
                         await writer.drain()
                     elif isinstance(step, float):

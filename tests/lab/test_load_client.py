@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 from scripted_server import (
     CHUNKED,
     CLOSE,
+    END,
     HANG,
     RESET,
     Arrival,
@@ -37,6 +38,7 @@ from scripted_server import (
 
 from paceline.lab.client.log import FRAME, MAGIC, InvalidLog, StageLog, frames, read_log
 from paceline.lab.client.run import Progress, default_workers, run_stage
+from paceline.lab.client.worker import LINGER_S
 from paceline.lab.stage import PlannedRequest, Stage
 from paceline.lab.target import Target
 from paceline.lab.validity import achieved_rate
@@ -60,82 +62,89 @@ def measure(script: Scripts, stage: Stage, path: Path, **more: Any) -> tuple[Sta
         return read_log(path / "log"), server.arrivals[probed:]
 
 
+def shortest(late: Sequence[float]) -> float:
+    """Of moments that must not be early, how late the promptest is: a busy machine delays some, a fault delays all."""
+    assert min(late) >= 0
+    return min(late)
+
+
 def test_times_agree_with_what_the_server_did(tmp_path: Path) -> None:
-    """TTFT, TPOT and E2E of replies whose pace is known; bounds are as wide as a busy machine needs."""
+    """Both read one clock: nothing arrives before it was sent."""
     log, arrivals = measure(lambda a: tokens(8, 0.03), stage_of(prompts(*"abcde", output=8, gap=0.05)), tmp_path)
     assert [record.error for record in log.records] == [None] * 5
     started = log.clock_start
     assert started is not None
+    ways = []
     for record, arrival in zip(log.records, arrivals, strict=True):
         assert record.sent is not None
         assert record.headers is not None
         assert record.ended is not None
         assert record.last is not None
         assert record.due <= record.sent <= record.headers <= record.last <= record.ended
-        assert arrival.time - started == pytest.approx(record.due, abs=0.04)
-        assert 0.03 <= (record.ttft_from_send or 0) < 0.09
-        assert 0.028 < (record.tpot or 0) < 0.045
-        assert record.expected_tokens == record.output_tokens == 8
-        assert (record.e2e or 0) >= 8 * 0.03
+        head, *written = (time - started for time in arrival.writes)
+        assert record.sent <= arrival.time - started <= head <= record.headers
+        assert record.ttft_from_send == pytest.approx(record.deltas[0][0] - (record.begun or 0.0))
+        assert record.tpot == pytest.approx((record.last - record.deltas[0][0]) / 7)
+        assert record.e2e == pytest.approx(record.last - record.due)
+        assert record.expected_tokens == record.output_tokens == len(record.deltas) == 8
+        ways += [seen - sent for (seen, _), sent in zip(record.deltas, written, strict=False)]
+    assert shortest(ways) < 0.01
 
 
 def test_send_times_are_absolute(tmp_path: Path) -> None:
     """public failure 91: waits must not add up. 400 requests at 200 a second; an instant server."""
-    requests = [PlannedRequest(i, i / 200, "x", 1) for i in range(400)]
+    requests = [PlannedRequest(i, i / 200, str(i), 1) for i in range(400)]
     log, arrivals = measure(lambda a: tokens(1), stage_of(requests, offered_rate=200.0), tmp_path)
     assert all(record.ok for record in log.records)
-    for times in ([record.sent or 0.0 for record in log.records], [arrival.time for arrival in arrivals]):
-        # From medians, as the machine may be busy at the first or the last send.
-        assert 350 / (median(times[-50:]) - median(times[:50])) == pytest.approx(200, rel=0.01)
     assert all(record.due == planned.due for record, planned in zip(log.records, requests, strict=True))
-    assert log.client["lateness_p50_s"] < 0.01
-    assert log.client["lateness_max_s"] == max(record.sent - record.due for record in log.records if record.sent)
+    # 0.05 ms each would be 15 ms by then.
+    assert shortest([(record.sent or 0.0) - record.due for record in log.records[300:]]) < 0.01
+    start = log.clock_start or 0.0
+    assert shortest([a.time - start - int(a.prompt) / 200 for a in arrivals if int(a.prompt) >= 300]) < 0.01
+    assert log.client["lateness_max_s"] == max((record.begun or 0.0) - record.due for record in log.records)
     assert {"loop_delay_p50_s", "loop_delay_p99_s", "loop_delay_max_s", "cpu", "chunks_per_s"} <= set(log.client)
     assert log.client["workers"] == 1
     assert log.client["chunks"] >= 400
 
 
-class Desk:
-    """Serves one at a time: an answer takes ``service`` seconds once it is its turn."""
-
-    def __init__(self, service: float) -> None:
-        self._service = service
-        self._free = 0.0
-
-    def __call__(self, arrival: Arrival) -> Script:
-        self._free = max(self._free, arrival.time) + self._service
-        return [max(0.0, self._free - time.monotonic()), *tokens(1)]
-
-
 def test_queueing_is_not_hidden(tmp_path: Path) -> None:
-    """public failure 92: the client has no cap, so that the server's queue shows: 40 requests at 100 a second, served
-    in 20 ms each, one at a time."""
-    desk = Desk(0.02)
-    script: Scripts = lambda a: tokens(1) if a.prompt == "Hello" else desk(a)  # noqa: E731
+    """public failure 92: the client has no cap, so that the server's queue shows. Here nothing is answered before all
+    40 have come."""
+    came: list[float] = []
+
+    def script(arrival: Arrival) -> Script:
+        if arrival.prompt != "Hello":
+            came.append(arrival.time)
+        while 0 < len(came) < 40:
+            yield 0.01
+        yield from tokens(1)
+
     log, arrivals = measure(script, stage_of(prompts(*["x"] * 40, output=1, gap=0.01)), tmp_path)
-    waits = [record.ttft or 0.0 for record in log.records]
-    assert waits[0] < 0.15
-    assert waits[-1] == pytest.approx(40 * 0.02 - 39 * 0.01, abs=0.15)
-    assert len({arrival.connection for arrival in arrivals}) > 10
-    assert arrivals[-1].time - arrivals[0].time == pytest.approx(0.39, abs=0.1)
+    assert all(record.ok for record in log.records)
+    end = came[-1] - (log.clock_start or 0.0)
+    assert shortest([(record.ttft or 0.0) - (end - record.due) for record in log.records]) < 0.1
+    assert len({arrival.connection for arrival in arrivals}) == 40
 
 
 def test_a_stall_shows(tmp_path: Path) -> None:
     """Open loop is open: while the server stands still, requests are sent as planned, and they wait."""
-    stood_still: list[float] = []
+    all_sent, stood_still = threading.Event(), []
 
     def script(arrival: Arrival) -> Script:
         if arrival.prompt == "stall":
-            time.sleep(0.5)  # The whole server.
+            assert all_sent.wait(15)  # The whole server.
             stood_still.append(time.monotonic())
         return tokens(1)
 
-    log, _ = measure(script, stage_of(prompts("x", "stall", *["x"] * 8, output=1, gap=0.05)), tmp_path)
+    def on_progress(state: Progress) -> None:
+        if state.sent == state.total:
+            all_sent.set()
+
+    stage = stage_of(prompts("x", "stall", *["x"] * 8, output=1, gap=0.05))
+    log, _ = measure(script, stage, tmp_path, on_progress=on_progress)
     end = stood_still[0] - (log.clock_start or 0.0)
-    for record in log.records[1:]:
-        assert (record.sent or 0.0) - record.due < 0.1
-        assert end - record.due - 0.02 < (record.ttft or 0.0) < max(0.0, end - record.due) + 0.2
-    assert (log.records[2].ttft or 0.0) > 0.4
+    assert max(record.sent or 0.0 for record in log.records) < end
+    assert shortest([(record.ttft or 0.0) - (end - record.due) for record in log.records[1:]]) < 0.1
 
 
 FAILURES: dict[str, tuple[Script, str]] = {
@@ -143,7 +152,7 @@ FAILURES: dict[str, tuple[Script, str]] = {
     "error": (stream(token(), token(), token(), {"error": {"message": "no memory"}}), "no memory"),
     "error first": (stream({"error": {"message": "no memory"}}), "no memory"),
     "early end": (
-        [*stream(token(), token())[:-2], b"0\r\n\r\n"],
+        [*stream(token(), token())[:-1], END],
         "the stream ended early: no [DONE]",
     ),
     "closed": ([CHUNKED, chunk(event(token())), CLOSE], "the server closed the connection in the middle of its reply"),
@@ -151,8 +160,8 @@ FAILURES: dict[str, tuple[Script, str]] = {
     "reset": ([CHUNKED, chunk(event(token())), 0.05, RESET], "connection failed: Connection reset by peer"),
     "empty": (stream(), "empty reply"),
     "not http": ([b"hello\r\n\r\n"], "not an HTTP reply: 'hello'"),
-    "hangs": ([CHUNKED, chunk(event(token())), HANG], "cancelled at the deadline of 1 s"),
-    "says nothing": ([HANG], "cancelled at the deadline of 1 s"),
+    "hangs": ([CHUNKED, chunk(event(token())), HANG], "cancelled at the deadline of 2 s"),
+    "says nothing": ([HANG], "cancelled at the deadline of 2 s"),
 }
 
 
@@ -165,13 +174,12 @@ def test_failures_are_failures(tmp_path: Path) -> None:
     requests = prompts(*names)
     requests += [
         PlannedRequest(len(names), 0.0, "good", 3, after=names.index("hangs")),
-        PlannedRequest(len(names) + 1, 5.0, "good", 3),
+        PlannedRequest(len(names) + 1, 100.0, "good", 3),
         PlannedRequest(len(names) + 2, 0.0, "good", 3, after=names.index("reset")),
     ]
     seen: list[Progress] = []
-    began = time.monotonic()
-    log, _ = measure(scripts, stage_of(requests, deadline_s=1.0), tmp_path, on_progress=seen.append)
-    assert time.monotonic() - began < 4
+    log, _ = measure(scripts, stage_of(requests, deadline_s=2.0), tmp_path, on_progress=seen.append)
+    assert 2.0 <= seen[-1].elapsed_s < 50
     found = dict(zip([*names, "waits", "late", "seat"], log.records, strict=True))
     for name, (_, error) in FAILURES.items():
         record = found[name]
@@ -183,7 +191,7 @@ def test_failures_are_failures(tmp_path: Path) -> None:
     assert found["hangs"].ended is None
     assert found["status"].status == 503
     for name in ("waits", "late"):
-        assert found[name].error == "not sent before the deadline of 1 s"
+        assert found[name].error == "not sent before the deadline of 2 s"
         assert found[name].sent is None
     assert found["good"].ok
     assert found["seat"].ok, "the seat of a request that failed is free again"
@@ -198,9 +206,10 @@ def test_failures_are_failures(tmp_path: Path) -> None:
 
 
 def test_no_server(tmp_path: Path) -> None:
-    with scripted_server() as server:
-        url = server.url
-    run_stage(Target("none", url, "m"), stage_of(prompts("x", "y")), tmp_path / "log")
+    with socket.socket() as bound:  # It does not listen, and nobody else can.
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        run_stage(Target("none", url, "m"), stage_of(prompts("x", "y")), tmp_path / "log")
     log = read_log(tmp_path / "log")
     assert [record.error for record in log.records] == ["connection failed: Connection refused"] * 2
     assert [record.sent for record in log.records] == [None, None]
@@ -239,33 +248,40 @@ def full_server(accepts: threading.Event) -> Iterator[str]:
 
 
 def test_a_server_that_accepts_late_is_not_a_client_that_sends_late(tmp_path: Path) -> None:
-    accepts = threading.Event()
+    accepts, accepted = threading.Event(), []
     requests = [PlannedRequest(id, 0.3 + 0.02 * id, "x", 1) for id in range(6)]
 
     def on_progress(state: Progress) -> None:
-        if state.elapsed_s > 0.6:
+        """It accepts once all are knocking."""
+        links = psutil.net_connections("tcp")
+        knocking = [link for link in links if link.status == psutil.CONN_SYN_SENT and link.raddr.port == port]
+        if len(knocking) == 6 and not accepts.is_set():
+            accepted.append(time.monotonic())
             accepts.set()
 
     with full_server(accepts) as url:
+        port = int(url.rpartition(":")[2])
         stage = stage_of(requests, offered_rate=50.0)
         run_stage(Target("full", url, "m"), stage, tmp_path / "log", workers=1, on_progress=on_progress)
     log = read_log(tmp_path / "log")
     assert [record.error for record in log.records] == [None] * 6
-    assert max((record.sent or 0.0) - record.due for record in log.records) > 0.5
-    assert max((record.begun or 9.0) - record.due for record in log.records) < 0.1
-    assert log.client["lateness_max_s"] < 0.1
-    assert max(record.ttft_from_send or 0.0 for record in log.records) > 0.5
-    assert achieved_rate(log) == pytest.approx(50.0, rel=0.4)
+    moment = accepted[0] - (log.clock_start or 0.0)
+    begun = [record.begun or 9.0 for record in log.records]
+    assert max(begun) < moment < min(record.sent or 0.0 for record in log.records)
+    assert log.client["lateness_max_s"] == max(at - request.due for at, request in zip(begun, requests, strict=True))
+    for record in log.records:
+        assert (record.ttft_from_send or 0.0) > moment - (record.begun or 9.0)
+    assert achieved_rate(log) == pytest.approx(5 / (max(begun) - 0.3))
 
 
 def test_a_server_that_never_accepts(tmp_path: Path) -> None:
-    requests = [PlannedRequest(id, 0.2, "x", 1) for id in range(4)]
+    requests = [PlannedRequest(id, 0.1, "x", 1) for id in range(4)]
     with full_server(threading.Event()) as url:
-        run_stage(Target("full", url, "m"), stage_of(requests, deadline_s=0.6), tmp_path / "log", workers=1)
+        run_stage(Target("full", url, "m"), stage_of(requests, deadline_s=1.0), tmp_path / "log", workers=1)
     records = read_log(tmp_path / "log").records
-    assert [r.error for r in records] == ["the server accepted no connection before the deadline of 0.6 s"] * 4
+    assert [r.error for r in records] == ["the server accepted no connection before the deadline of 1 s"] * 4
     assert [r.sent for r in records] == [None] * 4
-    assert [r.begun for r in records] == [pytest.approx(0.2, abs=0.1)] * 4
+    assert all(0.1 <= (r.begun or 0.0) < 1.0 for r in records)
 
 
 def test_closed_loop_keeps_its_seats(tmp_path: Path) -> None:
@@ -275,10 +291,41 @@ def test_closed_loop_keeps_its_seats(tmp_path: Path) -> None:
     for record in log.records[3:]:
         before = log.records[record.id - 3]
         assert record.due == pytest.approx(before.ended, abs=1e-6)
-        assert (record.sent or 0) - record.due < 0.05
+    assert shortest([(record.sent or 0) - record.due for record in log.records[3:]]) < 0.05
     for moment in (record.sent or 0.0 for record in log.records):
         assert sum((r.sent or 0) <= moment < (r.ended or 0) for r in log.records) <= 3
     assert len({arrival.connection for arrival in arrivals}) == 3, "connections are used again"
+
+
+def test_a_body_that_is_kept_open_keeps_no_seat(tmp_path: Path) -> None:
+    """Whoever reads the stream is done with [DONE], however it is split. No body ends before all requests have come."""
+    requests = [PlannedRequest(i, 0.0, str(i), 2, after=i - 2 if i >= 2 else None) for i in range(6)]
+    came: set[str] = set()
+
+    def script(arrival: Arrival) -> Script:
+        if arrival.prompt == "Hello":
+            yield from tokens(1)
+            return
+        came.add(arrival.prompt)
+        yield from tokens(2)[:-1]
+        done = chunk(event("[DONE]"))
+        at = len(done) - 3 * int(arrival.prompt)
+        yield done[:at]
+        yield 0.01
+        yield done[at:]
+        while len(came) < 6:
+            yield 0.01
+        yield END
+
+    log, _ = measure(script, stage_of(requests, batch=2), tmp_path)
+    assert [record.error for record in log.records] == [None] * 6
+    for record in log.records[2:]:
+        before = log.records[record.id - 2]
+        assert before.last is not None
+        assert before.last + LINGER_S <= record.due <= (record.sent or 0.0)
+    assert min(record.ended or 0.0 for record in log.records) > (log.records[-1].sent or 9.0)
+    for moment in (record.sent or 0.0 for record in log.records):
+        assert sum((r.sent or 0) <= moment < (r.last or 0) for r in log.records) <= 2
 
 
 def test_turns_carry_the_replies_before(tmp_path: Path) -> None:
@@ -411,13 +458,14 @@ def test_large_prompts_are_sent_whole(tmp_path: Path) -> None:
 
 
 def test_several_workers_share_one_start(tmp_path: Path) -> None:
-    log, arrivals = measure(
-        lambda a: tokens(1), stage_of(prompts(*["x"] * 60, output=1, gap=0.01)), tmp_path, workers=3
-    )
+    names = [str(i) for i in range(60)]
+    log, arrivals = measure(lambda a: tokens(1), stage_of(prompts(*names, output=1, gap=0.01)), tmp_path, workers=3)
     assert all(record.ok for record in log.records)
     assert log.client["workers"] == 3
-    begin = arrivals[0].time
-    assert [arrival.time - begin for arrival in arrivals] == pytest.approx([0.01 * i for i in range(60)], abs=0.05)
+    assert log.clock_start is not None
+    for worker in range(3):
+        own = [(arrival.time, int(arrival.prompt)) for arrival in arrivals if int(arrival.prompt) % 3 == worker]
+        assert shortest([time - log.clock_start - 0.01 * number for time, number in own]) < 0.05
 
 
 def test_a_stage_without_requests(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from paceline.lab.client.address import Address
 from paceline.lab.client.http_reply import HttpReply
 
 RECEIVE_BYTES = 1 << 16
+DONE = b"[DONE]"
 
 
 class Connection:
     """Opens at once; `advance` until it is ready. A failure is an OSError."""
 
-    __slots__ = ("_out", "_secured", "fd", "ready", "reply", "request", "reused", "sock", "wants")
+    __slots__ = ("_out", "_secured", "_tail", "fd", "ready", "reply", "request", "reused", "sock", "wants")
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, request: int | None = None) -> None:
         sock = socket.socket(address.family, socket.SOCK_STREAM)
@@ -33,6 +34,8 @@ class Connection:
         self.ready = False
         self._secured = False
         self._out = memoryview(b"")
+        self._tail = b""
+        """End of the body so far."""
         code = sock.connect_ex(address.endpoint)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
@@ -63,7 +66,14 @@ class Connection:
         self.request = request
         self.reply = HttpReply()
         self._out = memoryview(data)
+        self._tail = b""
         self.push()
+
+    def is_done(self, body: bytes) -> bool:
+        """Whether this next part of a stream completes its ``[DONE]``: no JSON before it has a line end in a string."""
+        text = self._tail + body
+        self._tail = text[-len(DONE) :]
+        return DONE + b"\n" in text or DONE + b"\r" in text
 
     def push(self) -> None:
         """Sends as much as the socket takes; ``wants`` says whether there is more."""

@@ -38,6 +38,9 @@ CONNECT_S = 5.0
 """Longest wait before the start for connections."""
 FLUSH_S = 0.25
 """What a killed worker loses at most."""
+LINGER_S = 0.01
+"""So long after ``[DONE]`` a reply whose body does not end gives its seat free. Not at once: most servers end the body
+right after, and its connection can then carry the next request."""
 
 DATA = int(Entry.DATA)
 clock = time.monotonic
@@ -70,6 +73,8 @@ class Worker:
         """By file, the last used one at the end."""
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
+        self._lingering: dict[int, float] = {}
+        """Replies that others wait for, and when their ``[DONE]`` came; in that order. Their bodies have not ended."""
         self._sent: set[int] = set()
         self._failed = 0
         self._start = 0.0
@@ -106,6 +111,7 @@ class Worker:
             now = clock()
             if now >= knowledge.next_tick:
                 knowledge.tick(now)
+                self._free_seats(now)
                 if now >= flush_at:
                     flush_at = now + FLUSH_S
                     self._log.flush()
@@ -197,7 +203,7 @@ class Worker:
         self._turns.feed(id, now - self._start, data)
         reply = connection.reply
         try:
-            reply.feed(data)
+            body = reply.feed(data)
         except InvalidReply as error:
             self._drop(connection)
             self._fail(id, now, str(error))
@@ -211,6 +217,8 @@ class Worker:
             else:
                 self._drop(connection)
             self._end(id, now)
+        elif id in self._followers and connection.is_done(body):
+            self._lingering.setdefault(id, now)
 
     def _advance(self, connection: Connection) -> None:
         before = connection.wants
@@ -252,11 +260,21 @@ class Worker:
         self._end(id, now)
 
     def _end(self, id: int, now: float) -> None:
-        """Releases those that wait for it."""
         self._open.discard(id)
         self._payloads.pop(id, None)
-        answered = self._turns.answered(id)
-        for follower in self._followers.pop(id, ()):
+        self._release(id, now)
+
+    def _free_seats(self, now: float) -> None:
+        """Of replies that are complete for any reader, though their bodies are kept open."""
+        for id in [id for id, done in self._lingering.items() if now - done >= LINGER_S]:
+            self._release(id, now)
+
+    def _release(self, id: int, now: float) -> None:
+        """Those that wait for it."""
+        self._lingering.pop(id, None)
+        followers = self._followers.pop(id, ())
+        answered = bool(followers) and self._turns.answered(id)
+        for follower in followers:
             if follower.payload or answered:
                 heappush(self._ready, (now - self._start + follower.due, follower.id))
             else:

@@ -14,23 +14,24 @@ the time at which a request was due. One default configuration serves every row,
 import argparse
 import json
 import logging
-import platform
-import random
 import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import h200_loads as loads
 import numpy as np
-import torch
+from h200_floors import attention_s, decode_floor_s, gemm_s
+from h200_rows import Results, engine_sizes, git_commit, package
+from h200_stress import pressure, soak
 from llama_shape import VOCABULARY, make_llama_shape
 
 from paceline import LLM, SamplingParams
@@ -52,66 +53,10 @@ THROUGHPUT = {
     "fp8kv": [(128, 128, 2048), (2048, 128, 512), (2048, 2048, 192), (128, 2048, 512)],
 }
 RATES = {"bf16": [(8.0, 96), (11.0, 132), (13.0, 156), (14.0, 168), (15.0, 180)]}
-BUDGETS = (512, 2048, 8192)
+SOAK_KV_BYTES = {"bf16": 24 << 30, "fp8": 24 << 30, "fp8kv": 12 << 30}
+"""A quarter of what 1,024 rows want, so that many requests are preempted."""
+HTTP = (128, 128, 2048)
 CASES = ("start", "tpot", "throughput", "rps", "http", "mixed", "long", "soak", "memory")
-
-
-def git_commit() -> str:
-    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return run.stdout.strip() or "unknown"
-
-
-def package(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "source"
-
-
-@dataclass
-class Results:
-    """Writes rows as they come."""
-
-    file: Path
-    commit: str
-    step_logs: Path | None = None
-    mode: str = ""
-    flags: dict[str, Any] = field(default_factory=dict)
-    engines: int = 0
-
-    def add(self, **row: Any) -> None:
-        full = {"engine": "paceline", "mode": self.mode, **row, "flags": self.flags, "commit": self.commit}
-        line = json.dumps(full)
-        print(line, flush=True)
-        with self.file.open("a") as out:
-            out.write(line + "\n")
-
-    def step_log(self) -> str | None:
-        """Where the next engine logs its steps."""
-        if self.step_logs is None:
-            return None
-        self.engines += 1
-        knobs = "".join(f"-{knob}={value}" for knob, value in self.flags.items())
-        return str(self.step_logs / f"{self.engines}-{self.mode}{knobs}.jsonl")
-
-    def machine(self) -> None:
-        driver = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        self.add(
-            kind="machine",
-            gpu=torch.cuda.get_device_name(),
-            driver=driver.stdout.strip(),
-            torch=torch.__version__,
-            triton=package("triton"),
-            cuda=torch.version.cuda,
-            python=platform.python_version(),
-            command=" ".join(["python", "benchmarks/h200.py", *sys.argv[1:]]),
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
@@ -135,11 +80,11 @@ def tpot(llm: LLM, results: Results, cases: list[tuple[int, int]]) -> None:
     """The median of three runs up to 8 requests, where a hiccup of 10 ms would be 2% of the result."""
     for batch, length in cases:
         timed(llm, prompts(batch, length), 8)
-        runs = []
+        begin, runs = results.logged(llm), []
         for _ in range(3 if batch <= 8 else 1):
             one = timed(llm, prompts(batch, length), 1)
-            many = timed(llm, prompts(batch, length), 128)
-            runs.append(((many - one) / 127 * 1e3, one, many))
+            many = timed(llm, prompts(batch, length), loads.BURST_OUTPUT)
+            runs.append(((many - one) / (loads.BURST_OUTPUT - 1) * 1e3, one, many))
         tpot_ms, one, many = sorted(runs)[len(runs) // 2]
         results.add(
             kind="tpot",
@@ -148,12 +93,14 @@ def tpot(llm: LLM, results: Results, cases: list[tuple[int, int]]) -> None:
             prefill_s=one,
             tpot_ms=tpot_ms,
             runs_ms=[run[0] for run in runs],
-            out_tps=batch * 128 / many,
+            out_tps=batch * loads.BURST_OUTPUT / many,
+            **results.steps(llm, begin),
         )
 
 
 def throughput(llm: LLM, results: Results, cases: list[tuple[int, int, int]]) -> None:
     for length, tokens, count in cases:
+        begin = results.logged(llm)
         seconds = timed(llm, prompts(count, length), tokens)
         results.add(
             kind="throughput",
@@ -163,6 +110,7 @@ def throughput(llm: LLM, results: Results, cases: list[tuple[int, int, int]]) ->
             s=seconds,
             out_tps=count * tokens / seconds,
             total_tps=count * (length + tokens) / seconds,
+            **results.steps(llm, begin),
         )
 
 
@@ -204,12 +152,9 @@ def serve(llm: LLM, arrivals: Iterator[tuple[float, list[int], int]]) -> list[Ti
 
 def online(llm: LLM, results: Results, cases: list[tuple[float, int]]) -> None:
     for rate, count in cases:
-        clock, arrivals = 0.0, []
-        chance = random.Random(1)
-        for prompt in prompts(count, 2048):
-            arrivals.append((clock, prompt, 128))
-            clock += chance.expovariate(rate)
-        started = time.perf_counter()
+        due = zip(loads.poisson(rate, count), prompts(count, loads.PROMPT), strict=True)
+        arrivals = [(when, prompt, loads.OUTPUT) for when, prompt in due]
+        begin, started = results.logged(llm), time.perf_counter()
         served = serve(llm, iter(arrivals))
         seconds = time.perf_counter() - started
         ttft = [one.tokens[0] - one.due for one in served]
@@ -223,23 +168,25 @@ def online(llm: LLM, results: Results, cases: list[tuple[float, int]]) -> None:
             ttft_p99=percentile(ttft, 99),
             tpot_mean_ms=float(np.mean(each)),
             tpot_p99_ms=percentile(each, 99),
-            out_tps=count * 128 / seconds,
+            out_tps=count * loads.OUTPUT / seconds,
+            **results.steps(llm, begin),
         )
 
 
-def mixed(llm: LLM, results: Results, seconds: float = 10.0) -> None:
+def mixed(llm: LLM, results: Results, seconds: float = loads.MIXED_S) -> None:
     """64 requests decode while prompts of 2,048 tokens keep arriving: when one has its token, the next is sent."""
     core = llm.core
-    decoding, tokens = 64, 4096
+    decoding, tokens = loads.DECODING, loads.DECODING_OUTPUT
+    begin = results.logged(llm)
     gaps: list[float] = []
     last: dict[int, float] = {}
-    for id, prompt in enumerate(prompts(decoding, 128)):
+    for id, prompt in enumerate(prompts(decoding, loads.DECODING_PROMPT)):
         core.add(Request(id=id, prompt=prompt, params=greedy(tokens), seed=0, priority=0, arrival=0.0))
     while len(last) < decoding:
         for output in core.step():
             last[output.request] = time.perf_counter()
     next_id, prompt_tokens, output_tokens = decoding, 0, 0
-    fresh = iter(prompts(2000, 2048))
+    fresh = iter(prompts(2000, loads.PROMPT))
     started = time.perf_counter()
 
     def send() -> None:
@@ -247,8 +194,8 @@ def mixed(llm: LLM, results: Results, seconds: float = 10.0) -> None:
         core.add(Request(id=next_id, prompt=next(fresh), params=greedy(1), seed=0, priority=0, arrival=float(next_id)))
         next_id += 1
 
-    send()
-    send()
+    for _ in range(loads.ARRIVING):
+        send()
     while time.perf_counter() - started < seconds:
         outputs = core.step()
         now = time.perf_counter()
@@ -258,7 +205,7 @@ def mixed(llm: LLM, results: Results, seconds: float = 10.0) -> None:
                 last[output.request] = now
                 output_tokens += len(output.ids)
             else:
-                prompt_tokens += 2048
+                prompt_tokens += loads.PROMPT
                 send()
     elapsed = time.perf_counter() - started
     for id in range(next_id):
@@ -273,84 +220,28 @@ def mixed(llm: LLM, results: Results, seconds: float = 10.0) -> None:
         gap_p99_ms=percentile(gaps, 99) * 1e3,
         out_tps=output_tokens / elapsed,
         prompt_tps=prompt_tokens / elapsed,
+        **results.steps(llm, begin),
     )
 
 
-def long_context(llm: LLM, results: Results, length: int = 131_072) -> None:
-    batch = prompts(1, length - 130)
-    timed(llm, prompts(1, 8192), 2)
-    one = timed(llm, batch, 1)
-    many = timed(llm, prompts(1, length - 130), 128)
-    results.add(kind="long", context=length, prefill_s=one, tpot_ms=(many - one) / 127 * 1e3)
-
-
-def soak(llm: LLM, results: Results, seconds: float = 300.0) -> None:
-    """Random lengths, aborts and preemptions at full load; memory of the GPU and of the process before and after."""
-    core, chance = llm.core, random.Random(0)
-    resident = memory()
-    free = torch.cuda.mem_get_info()[0]
-    ids = tokens = aborted = 0
-    alive: set[int] = set()
-    started = time.perf_counter()
-    preempted = core.stats.preemptions
-    while time.perf_counter() - started < seconds or core.has_work:
-        while len(alive) < 1500 and time.perf_counter() - started < seconds:
-            length = int(chance.lognormvariate(5.5, 1.2)) + 1
-            prompt = prompts(1, min(length, 6000))[0]
-            params = SamplingParams(
-                temperature=chance.choice([0.0, 0.8]),
-                top_p=chance.choice([1.0, 1.0, 0.9]),
-                max_tokens=min(2000, int(chance.lognormvariate(5.5, 1.0)) + 1),
-                ignore_eos=True,
-            )
-            core.add(Request(id=ids, prompt=prompt, params=params, seed=ids, priority=0, arrival=float(ids)))
-            alive.add(ids)
-            ids += 1
-        if alive and chance.random() < 0.3:
-            victim = chance.choice(list(alive)) if len(alive) < 50 else next(iter(alive))
-            core.abort(victim)
-            alive.discard(victim)
-            aborted += 1
-        for output in core.step():
-            assert not output.error, output.error
-            tokens += len(output.ids)
-            if output.finish is not None:
-                alive.discard(output.request)
-    core.check_idle()
+def long_context(llm: LLM, results: Results, mode: str, length: int = 131_072, tokens: int = 128) -> None:
+    """One request that fills the context, beside what its parts take at least (`h200_floors`)."""
+    timed(llm, prompts(1, length // 16), 2)
+    [served] = serve(llm, iter([(0.0, prompts(1, length - tokens)[0], tokens)]))
+    assert len(served.tokens) == tokens, f"{len(served.tokens)} tokens instead of {tokens}"
+    prefill_s = served.tokens[0] - served.due
+    tpot_s = (served.tokens[-1] - served.tokens[0]) / (tokens - 1)
+    attention, linear, decode = attention_s(length), gemm_s(mode, length), decode_floor_s(mode, length)
     results.add(
-        kind="soak",
-        s=time.perf_counter() - started,
-        requests=ids,
-        aborted=aborted,
-        tokens=tokens,
-        preemptions=core.stats.preemptions - preempted,
-        gpu_bytes_lost=free - torch.cuda.mem_get_info()[0],
-        host_bytes_gained=memory() - resident,
-    )
-
-
-def pressure(llm: LLM, results: Results, count: int = 1024) -> None:
-    """Every request asks for what takes most memory: log-probabilities of prompt and reply, penalties, filters."""
-    params = SamplingParams(
-        temperature=0.8,
-        top_p=0.95,
-        repetition_penalty=1.1,
-        min_tokens=8,
-        logit_bias={5: 1.0},
-        logprobs=20,
-        prompt_logprobs=20,
-        max_tokens=64,
-        ignore_eos=True,
-    )
-    started = time.perf_counter()
-    answers = llm.generate(prompts(count, 512), params, progress=False)
-    assert not any(answer.outputs[0].error for answer in answers)
-    results.add(
-        kind="memory",
-        n=count,
-        s=time.perf_counter() - started,
-        gpu_bytes_free=torch.cuda.mem_get_info()[0],
-        reserved=torch.cuda.memory_reserved(),
+        kind="long",
+        context=length,
+        prefill_s=prefill_s,
+        tpot_ms=tpot_s * 1e3,
+        cudnn_attention_s=attention,
+        gemm_s=linear,
+        prefill_ratio=prefill_s / (attention + linear),
+        decode_floor_ms=decode * 1e3,
+        decode_ratio=tpot_s / decode,
     )
 
 
@@ -363,7 +254,7 @@ def http(folder: Path, results: Results, mode: str, knobs: dict[str, int], in_pr
     settings = {**MODES[mode], **knobs}
     flags = [text for knob, value in settings.items() for text in (f"--{knob.replace('_', '-')}", str(value))]
     serve = [*paceline, "serve", str(folder), "--load-format=dummy", "--no-prefix-cache", f"--port={port}", *flags]
-    length, tokens, count = 128, 128, 2048
+    length, tokens, count = HTTP
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "http.json"
         bench = [
@@ -375,8 +266,11 @@ def http(folder: Path, results: Results, mode: str, knobs: dict[str, int], in_pr
             f"--command={shlex.join(serve)}",
         ]
         load = [f"--shapes={length}x{tokens}", f"--requests={count}", f"--logs={scratch}/logs", f"--json={file}"]
-        subprocess.run([*bench, *load], check=True, stdout=sys.stderr)
-        point = json.loads(file.read_text())["points"][0]
+        # It exits with 1 where a point is not valid.
+        done = subprocess.run([*bench, *load], check=False, stdout=sys.stderr).returncode
+        points = json.loads(file.read_text())["points"] if file.is_file() else []
+        assert points, f"paceline bench exited with {done} and measured nothing"
+        [point] = points
     results.add(
         kind="http",
         inp=length,
@@ -384,19 +278,12 @@ def http(folder: Path, results: Results, mode: str, knobs: dict[str, int], in_pr
         n=count,
         out_tps=point["output_tokens_per_s"],
         in_process_tps=in_process,
-        ratio=point["output_tokens_per_s"] / in_process,
+        ratio=point["output_tokens_per_s"] / in_process if point["valid"] else None,
         valid=point["valid"],
         reasons=point["reasons"],
         requests=point["requests"],
     )
-
-
-def memory() -> int:
-    """Resident bytes of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("no VmRSS in /proc/self/status")
+    assert point["valid"], f"not valid: {point['reasons']}"
 
 
 def profile(llm: LLM, folder: Path, batch: int, length: int) -> None:
@@ -413,22 +300,38 @@ def profile(llm: LLM, folder: Path, batch: int, length: int) -> None:
 
 def engine(folder: Path, results: Results, mode: str, **flags: Any) -> LLM:
     """The engine of a mode, and a row for the time that it took to be ready."""
-    results.mode, results.flags = mode, flags
-    log = results.step_log()
+    log = results.begin_engine(mode, flags)
     started = time.perf_counter()
     llm = LLM(folder, load_format="dummy", prefix_cache=False, step_log=log, **MODES[mode], **flags)
-    results.add(kind="start", version=package("paceline"), init_s=time.perf_counter() - started)
+    ready = time.perf_counter() - started
+    logged = {} if results.step_log is None else {"step_log": results.step_log.name}
+    results.add(kind="start", version=package("paceline"), init_s=ready, sizes=engine_sizes(llm), **logged)
+    while llm.core.idle():  # it captures graphs until the first request comes
+        pass
     return llm
+
+
+@contextmanager
+def attempt(failed: list[str], name: str) -> Iterator[None]:
+    """Goes on with the next engine where one fails."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        failed.append(name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to it")
     parser.add_argument("--modes", default="bf16,fp8,fp8kv")
-    parser.add_argument("--cases", default="tpot,throughput,rps")
+    parser.add_argument("--cases", default="tpot,throughput,rps", help=f"some of {','.join(CASES)}")
     parser.add_argument("--batches", default="", help="only these batches of tpot, for example 1,8,64")
     parser.add_argument("--only", default="", help="only these throughput rows, for example 128x128,2048x128")
     parser.add_argument("--rates", default="", help="only these request rates")
+    parser.add_argument(
+        "--budgets", default="512,2048,8192", help="max_num_batched_tokens of the mixed rows [default: %(default)s]"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -436,32 +339,38 @@ def main() -> None:
         metavar="KNOB=VALUE",
         help="of the engine, for example max_num_batched_tokens=512; rows name it",
     )
-    parser.add_argument("--step-logs", type=Path, help="folder for the steps of the engine of each mode and knobs")
+    parser.add_argument("--step-logs", type=Path, help="folder for a step log of each engine; rows name their lines")
     parser.add_argument("--commit", default="", help="recorded in each row; default: what git says")
     parser.add_argument("--profile", default="", help="BATCHxPROMPT: profile decode steps instead")
     options = parser.parse_args()
-    cases = options.cases.split(",")
-    if unknown := set(cases) - set(CASES):
-        parser.error(f"no such cases: {', '.join(sorted(unknown))}")
+    cases = set(options.cases.split(","))
+    modes = options.modes.split(",")
+    for given, known in ((cases, CASES), (modes, MODES)):
+        if unknown := set(given) - set(known):
+            parser.error(f"there is no {', '.join(sorted(unknown))}, but {', '.join(known)}")
     batches = {int(batch) for batch in options.batches.split(",") if batch}
     shapes = set(filter(None, options.only.split(",")))
     knobs = {key: int(value) for key, value in (each.split("=") for each in options.set)}
     rates = {float(rate) for rate in options.rates.split(",") if rate}
+    budgets = [int(budget) for budget in options.budgets.split(",")]
     results = Results(options.out, options.commit or git_commit(), options.step_logs)
     if options.step_logs:
         options.step_logs.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     results.machine()
+    failed: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_llama_shape(Path(scratch) / "llama-3-8b")
-        for mode in options.modes.split(","):
-            if {"start", "tpot", "throughput", "rps", "soak"} & set(cases) or options.profile:
+        if options.profile:
+            for mode in modes:
                 with engine(folder, results, mode, **knobs) as llm:
-                    if options.profile:
-                        for shape in options.profile.split(","):
-                            batch, length = map(int, shape.split("x"))
-                            profile(llm, options.out.parent, batch, length)
-                        continue
+                    for shape in options.profile.split(","):
+                        batch, length = map(int, shape.split("x"))
+                        profile(llm, options.out.parent, batch, length)
+            return
+        for mode in modes:
+            if {"start", "tpot", "throughput", "rps"} & cases:
+                with attempt(failed, f"{mode} rows"), engine(folder, results, mode, **knobs) as llm:
                     if "tpot" in cases:
                         tpot(llm, results, [case for case in TPOT[mode] if not batches or case[0] in batches])
                     if "throughput" in cases:
@@ -469,26 +378,35 @@ def main() -> None:
                         throughput(llm, results, chosen)
                     if "rps" in cases:
                         online(llm, results, [case for case in RATES.get(mode, []) if not rates or case[0] in rates])
-                    if "soak" in cases:
-                        soak(llm, results)
             if "http" in cases:
-                with engine(folder, results, mode, **knobs) as llm:
-                    timed(llm, prompts(64, 128), 8)
-                    seconds = timed(llm, prompts(2048, 128), 128)
-                http(folder, results, mode, knobs, 2048 * 128 / seconds)
+                with attempt(failed, f"{mode} http"):
+                    length, tokens, count = HTTP
+                    with engine(folder, results, mode, **knobs) as llm:
+                        timed(llm, prompts(64, length), 8)
+                        seconds = timed(llm, prompts(count, length), tokens)
+                    http(folder, results, mode, knobs, count * tokens / seconds)
             if "mixed" in cases:
-                for budget in BUDGETS:
-                    with engine(folder, results, mode, max_num_batched_tokens=budget) as llm:
+                for budget in budgets:
+                    flags = {**knobs, loads.BUDGET: budget}
+                    with attempt(failed, f"{mode} mixed {budget}"), engine(folder, results, mode, **flags) as llm:
                         mixed(llm, results)
         if "memory" in cases:
-            for mode in options.modes.split(","):
-                with engine(folder, results, mode, kv_cache_share=0.95) as llm:
+            for mode in modes:
+                full: dict[str, Any] = {**knobs, "kv_cache_share": 0.95}
+                with attempt(failed, f"{mode} memory"), engine(folder, results, mode, **full) as llm:
                     pressure(llm, results)
         if "long" in cases:
             long = make_llama_shape(Path(scratch) / "long", max_position_embeddings=131_072)
-            for mode in options.modes.split(","):
-                with engine(long, results, mode) as llm:
-                    long_context(llm, results)
+            for mode in modes:
+                with attempt(failed, f"{mode} long"), engine(long, results, mode, **knobs) as llm:
+                    long_context(llm, results, mode)
+        if "soak" in cases:
+            for mode in modes:
+                flags = {"kv_cache_bytes": SOAK_KV_BYTES[mode], **knobs}
+                with attempt(failed, f"{mode} soak"), engine(folder, results, mode, **flags) as llm:
+                    soak(llm, results)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

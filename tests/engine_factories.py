@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,13 +79,14 @@ def breaking(config: EngineConfig, progress: Report) -> EngineCore:
 
 
 def hanging(config: EngineConfig, progress: Report) -> EngineCore:
-    """The third step lasts 3 s, with the heartbeat alive."""
+    """The third step lasts until the process gets SIGUSR1, with the heartbeat alive."""
     core = fake_core()
-    step, count = core.step, iter(range(10**9))
+    step, count, released = core.step, iter(range(10**9)), threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: released.set())
 
     def slow() -> list:
         if next(count) == 2:
-            time.sleep(3)
+            released.wait()
         return step()
 
     core.step = slow  # type: ignore[method-assign]

@@ -120,7 +120,7 @@ class FakeLLM:
 
     async def check_idle(self) -> None:
         """Waits for the end of all work; asserts that nothing is left of it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             await self._idle.wait()
         assert not self._open
         self.core.check_idle()

@@ -93,7 +93,7 @@ class Server:
     async def idle(self) -> None:
         """Nothing is left of any request."""
         await self.llm.check_idle()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             await self.service._idle.wait()
         assert not self.service._open
         assert (self.service._admission.open, self.service._admission.waiting) == (0, 0)

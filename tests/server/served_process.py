@@ -76,6 +76,13 @@ def ends(served: subprocess.Popen[str], within: float) -> str:
     return errors
 
 
+async def until_draining(client: httpx.AsyncClient) -> None:
+    """Until the server has seen a signal."""
+    async with asyncio.timeout(10):
+        while (await client.get("/health")).status_code != 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def events(client: httpx.AsyncClient, body: dict[str, Any], opened: asyncio.Event | None = None) -> list[str]:
     found = []
     async with client.stream("POST", "/v1/completions", json=body) as response:

@@ -14,7 +14,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from running_server import strict_json
-from served_process import LONG, children, ends, events, process, ready
+from served_process import LONG, children, ends, events, process, ready, until_draining
 
 SHORT = {**LONG, "max_tokens": 40, "seed": 1}
 
@@ -177,7 +177,7 @@ async def test_the_engine_dies(tmp_path: Path) -> None:
             engine(served).kill()
             for stream in streams:
                 assert "SIGKILL" in strict_json((await stream)[-1])["error"]["message"]
-            assert time.monotonic() - killed < 2
+            assert time.monotonic() - killed < 5, "sooner than by a missing heartbeat"
             for client in clients:
                 assert (await client.get("/health")).status_code == 503
                 assert (await client.post("/v1/completions", json=LONG)).status_code == 503
@@ -188,21 +188,21 @@ async def test_the_engine_dies(tmp_path: Path) -> None:
 async def test_all_drain(tmp_path: Path) -> None:
     """failure 83: a signal, to the whole group as from Ctrl-C, lets short requests of all processes end, and ends long
     ones with an error when the time is over; status 0 and no process left."""
-    with process(tmp_path, api_processes=2, drain_timeout_s=1.5) as served:
+    with process(tmp_path, api_processes=2, drain_timeout_s=3.0) as served:
         url = await asyncio.to_thread(ready, served)
         everyone = children(served)
         async with each(served, url) as clients:
             short = [await opened(client, {**LONG, "max_tokens": 60}) for client in clients]
             long = [await opened(client, LONG) for client in clients]
             os.killpg(served.pid, signal.SIGINT)
-            await asyncio.sleep(0.1)
             for client in clients:
+                await until_draining(client)
                 assert (await client.post("/v1/completions", json=LONG)).status_code == 503
             for stream in short:
                 assert (await stream)[-1] == "[DONE]"
             for stream in long:
                 assert strict_json((await stream)[-1])["error"]["code"] == "shutting_down"
-        await asyncio.to_thread(ends, served, 10)
+        await asyncio.to_thread(ends, served, 20)
         assert not any(child.is_running() for child in everyone)
 
 
@@ -213,7 +213,8 @@ async def test_a_second_signal_hurries_all(tmp_path: Path) -> None:
         async with each(served, url) as clients:
             streams = [await opened(client, LONG) for client in clients]
             served.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
+            for client in clients:
+                await until_draining(client)
             assert not any(stream.done() for stream in streams)
             served.send_signal(signal.SIGTERM)
             for stream in streams:
@@ -226,7 +227,7 @@ async def test_nobody_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
         await asyncio.to_thread(ready, served)
         everyone = children(served)
         served.kill()
-        _, left = await asyncio.to_thread(psutil.wait_procs, everyone, 8)
+        _, left = await asyncio.to_thread(psutil.wait_procs, everyone, 20)
         assert left == []
 
 
@@ -241,12 +242,12 @@ def test_keys_are_not_among_the_arguments(tmp_path: Path) -> None:
 def test_a_start_that_fails(tmp_path: Path) -> None:
     """An engine or a tokenizer that cannot load: the reason, status 1, and no process left."""
     with process(tmp_path, "broken", api_processes=2) as served:
-        _, errors = served.communicate(timeout=20)
+        _, errors = served.communicate(timeout=60)
         assert served.returncode == 1
         assert "model.norm.weight is missing" in errors.splitlines()[-1]
     with process(tmp_path, api_processes=2) as served:
         (tmp_path / "tokenizer.json").write_text("{}")
-        _, errors = served.communicate(timeout=20)
+        _, errors = served.communicate(timeout=60)
         assert served.returncode == 1
         assert "an API process cannot start" in errors
         assert "tokenizer.json" in errors
@@ -254,12 +255,12 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
 
 def test_a_signal_while_loading(tmp_path: Path) -> None:
     with process(tmp_path, "slow_to_load", api_processes=2) as served:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while len(children(served)) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         everyone = children(served)
         served.send_signal(signal.SIGINT)
         ends(served, 15)
-        psutil.wait_procs(everyone, 3)
+        psutil.wait_procs(everyone, 10)
         assert not any(child.is_running() for child in everyone)

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from typing import Any
 
 import httpx
@@ -23,7 +22,7 @@ LONG = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True}
 
 
 async def until_open(server: Server, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(10):
         while len(server.service._open) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -32,15 +31,13 @@ async def until_open(server: Server, count: int) -> None:
 async def test_a_client_that_leaves_aborts_its_request(
     start: Start, body: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = await start(delay_s=0.02)
+    server = await start(delay_s=0.1)  # 240 steps would take longer than anyone here waits.
     task = asyncio.create_task(server.post(COMPLETIONS, body))
     await until_open(server, 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    before = time.monotonic()
     await until_open(server, 0)
     await server.idle()
-    assert time.monotonic() - before < 1, "240 steps would take 5 s"
     await server.canary()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
@@ -69,7 +66,7 @@ async def test_a_bug_in_an_open_stream(server: Server, monkeypatch: pytest.Monke
 
 
 async def test_leaving_a_stream(start: Start) -> None:
-    server = await start(delay_s=0.01)
+    server = await start(delay_s=0.1)
     async with server.http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as response:
         async for line in response.aiter_lines():
             assert strict_json(line.removeprefix("data: "))["choices"]
@@ -162,15 +159,15 @@ async def test_a_request_that_fails_alone(server: Server, stream: bool) -> None:
 
 
 async def test_draining(start: Start) -> None:
-    """failure 83: new requests get a 503, open ones end, and those that last too long get an error event."""
-    server = await start(ServerConfig(), delay_s=0.01)
+    """failure 83: new requests get a 503, open ones end, and those that are not waited for get an error event."""
+    server = await start(ServerConfig(), delay_s=0.05)
     short = asyncio.create_task(server.ok(COMPLETIONS, prompt="hello", max_tokens=10, ignore_eos=True))
     long = asyncio.create_task(server.post(COMPLETIONS, {**LONG, "stream": True}))
     whole = asyncio.create_task(server.post(COMPLETIONS, LONG))
     await until_open(server, 3)
-    never = asyncio.get_running_loop().create_future()
-    drain = asyncio.create_task(server.service.drain(0.4, never))
-    await asyncio.sleep(0.01)
+    hurry = asyncio.get_running_loop().create_future()
+    drain = asyncio.create_task(server.service.drain(60.0, hurry))
+    await asyncio.sleep(0)
     for path in (COMPLETIONS, "/v1/chat/completions"):
         body = {"prompt": "x"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
         response = await server.post(path, body)
@@ -179,6 +176,7 @@ async def test_draining(start: Start) -> None:
     assert (await server.http.get("/health")).status_code == 503
     assert (await short)["usage"]["completion_tokens"] == 10
     assert not drain.done()
+    hurry.set_result(None)
     await drain
     events = [line.removeprefix("data: ") for line in (await long).text.split("\n\n") if line]
     assert strict_json(events[-1])["error"]["code"] == "shutting_down"

@@ -50,11 +50,13 @@ async def test_what_is_counted(start: Start) -> None:
 
 
 async def test_while_requests_run(start: Start) -> None:
-    server = await start(delay_s=0.01, max_num_seqs=2)
-    tasks = [asyncio.create_task(server.ok(COMPLETIONS, prompt="x", max_tokens=60)) for _ in range(5)]
-    await asyncio.sleep(0.3)
-    values = await read(server)
-    assert (values["paceline_running"], values["paceline_waiting"], values["paceline_open_requests"]) == (2, 3, 5)
+    server = await start(delay_s=0.05, max_num_seqs=2)
+    body = {"prompt": "x", "max_tokens": 240, "ignore_eos": True}
+    tasks = [asyncio.create_task(server.ok(COMPLETIONS, **body)) for _ in range(5)]
+    values: dict[str, float] = {}
+    async with asyncio.timeout(10):
+        while [values.get(f"paceline_{name}") for name in ("running", "waiting", "open_requests")] != [2, 3, 5]:
+            values = await read(server)
     assert 0 < values["paceline_kv_used_ratio"] < 1
     for task in tasks:
         task.cancel()

@@ -350,7 +350,7 @@ async def test_body_size(start: Start) -> None:
 
 
 async def test_a_body_that_never_ends(start: Start) -> None:
-    server = await start(ServerConfig(body_timeout_s=0.05))
+    server = await start(ServerConfig(body_timeout_s=0.5))
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     writer.write(head.encode() + b"{")
@@ -373,19 +373,21 @@ async def test_limits_of_the_configuration(start: Start) -> None:
 
 async def test_a_full_queue(start: Start) -> None:
     """Beyond the queue limit the answer is 429 with Retry-After; what was let in is served."""
-    server = await start(ServerConfig(max_waiting=6), delay_s=0.02, max_num_seqs=2)
+    server = await start(ServerConfig(max_waiting=6), delay_s=0.001, max_num_seqs=2)
+    release, step = threading.Event(), server.llm.core.step
+    server.llm.core.step = lambda: step() if release.wait(20) else []  # type: ignore[method-assign]
     tasks = [
         asyncio.create_task(server.post(COMPLETIONS, {"prompt": f"p{i}", "n": 2, "max_tokens": 3})) for i in range(8)
     ]
-    replies = await asyncio.gather(*tasks)
-    statuses = [reply.status_code for reply in replies]
-    assert statuses.count(200) + statuses.count(429) == 8
-    assert statuses.count(200) >= 3
-    assert statuses.count(429) >= 1
-    for reply in replies:
-        if reply.status_code == 429:
-            assert reply.headers["retry-after"] == "1"
-            assert strict_json(reply.content)["error"]["type"] == "rate_limit_error"
+    async with asyncio.timeout(10):
+        for _, answered in zip(range(5), asyncio.as_completed(tasks), strict=False):
+            refused = await answered
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert strict_json(refused.content)["error"]["type"] == "rate_limit_error"
+    release.set()
+    statuses = [reply.status_code for reply in await asyncio.gather(*tasks)]
+    assert (statuses.count(200), statuses.count(429)) == (3, 5)
     await server.canary()
     await server.idle()
 

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from running_server import strict_json
-from served_process import LONG, children, ends, events, process, ready
+from served_process import LONG, children, ends, events, process, ready, until_draining
 
 from paceline.server.serve import default_processes
 
@@ -22,7 +22,7 @@ from paceline.server.serve import default_processes
 async def test_a_signal_drains(tmp_path: Path) -> None:
     """failure 83: 20 streams, SIGTERM: new requests get a 503, short ones end as they should, long ones get an error
     event when the time is over; status 0 and no process left."""
-    with process(tmp_path, drain_timeout_s=1.5) as served:
+    with process(tmp_path, drain_timeout_s=3.0) as served:
         url = await asyncio.to_thread(ready, served)
         engine = children(served)
         assert len(engine) == 1
@@ -33,12 +33,11 @@ async def test_a_signal_drains(tmp_path: Path) -> None:
                 asyncio.create_task(events(client, body, event)) for body, event in zip(bodies, opened, strict=True)
             ]
             await asyncio.gather(*(event.wait() for event in opened))
-            served.send_signal(signal.SIGTERM)
             before = time.monotonic()
-            await asyncio.sleep(0.1)
+            served.send_signal(signal.SIGTERM)
+            await until_draining(client)
             refused = await client.post("/v1/completions", json=LONG)
             assert refused.status_code == 503
-            assert (await client.get("/health")).status_code == 503
             replies = await asyncio.gather(*streams)
         for i, reply in enumerate(replies):
             if i % 2:
@@ -46,8 +45,8 @@ async def test_a_signal_drains(tmp_path: Path) -> None:
                 assert strict_json(reply[-2])["choices"][0]["finish_reason"] == "length"
             else:
                 assert strict_json(reply[-1])["error"]["code"] == "shutting_down"
-        await asyncio.to_thread(ends, served, 10)
-        assert 1.4 < time.monotonic() - before < 8
+        await asyncio.to_thread(ends, served, 20)
+        assert time.monotonic() - before >= 3.0
         assert not any(child.is_running() for child in engine)
 
 
@@ -62,7 +61,8 @@ async def test_a_second_signal_hurries(tmp_path: Path, number: signal.Signals) -
             stream = asyncio.create_task(events(client, LONG, opened))
             await opened.wait()
             os.killpg(served.pid, number)  # As Ctrl-C does: the engine process gets it too.
-            await asyncio.sleep(0.3)
+            await until_draining(client)
+            await asyncio.sleep(0.1)
             assert served.poll() is None
             assert not stream.done()
             served.send_signal(number)
@@ -94,7 +94,7 @@ async def test_the_engine_is_killed_or_hangs(tmp_path: Path) -> None:
             return (await client.get("/health")).status_code
 
         async def becomes(status: int) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while await health() != status:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
 
@@ -120,7 +120,7 @@ async def test_the_engine_is_killed_or_hangs(tmp_path: Path) -> None:
 
 def test_a_signal_while_loading(tmp_path: Path) -> None:
     with process(tmp_path, "slow_to_load") as served:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not children(served):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -132,7 +132,7 @@ def test_a_signal_while_loading(tmp_path: Path) -> None:
 
 
 def fails(served: subprocess.Popen[str]) -> str:
-    output, errors = served.communicate(timeout=20)
+    output, errors = served.communicate(timeout=60)
     assert served.returncode == 1
     assert output == ""
     assert "Traceback" not in errors.splitlines()[-1]

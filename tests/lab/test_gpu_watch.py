@@ -8,12 +8,14 @@ from paceline.lab.gpu_watch import Gpus, is_local, watching
 
 
 class FakeNvml:
-    """Two GPUs that take 100 and 300 W and are busy half and all of the time, and one that idles at 70 W."""
+    """Two GPUs that take 100 and 300 W and are busy half and all of the time, and one that idles at 70 W. Time is what
+    the test says."""
 
     class NVMLError(Exception):
         pass
 
     counts = True
+    seconds = 1000.0
 
     def __init__(self) -> None:
         self.closed = False
@@ -27,7 +29,7 @@ class FakeNvml:
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
         if not self.counts:
             raise self.NVMLError
-        return time.monotonic() * 1e3 * (100, 300, 70)[gpu]
+        return self.seconds * 1e3 * (100, 300, 70)[gpu]
 
     def nvmlDeviceGetPowerUsage(self, gpu):
         return (100_000, 300_000, 70_000)[gpu]
@@ -51,12 +53,14 @@ def test_power_energy_and_use(monkeypatch, counts):
     nvml.counts = counts
     monkeypatch.setattr(gpu_watch, "_nvml", lambda: nvml)
     monkeypatch.setattr(gpu_watch, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(gpu_watch, "time", SimpleNamespace(monotonic=lambda: nvml.seconds))
     with watching(here=True) as found:
         assert found.figures == {}
-        time.sleep(0.2)
+        time.sleep(0.05)
+        nvml.seconds += 0.2
     assert found.figures["gpus"] == 2
-    assert found.figures["power_w"] == pytest.approx(400, rel=0.1)
-    assert found.figures["energy_j"] == pytest.approx(80, rel=0.3)
+    assert found.figures["power_w"] == pytest.approx(400)
+    assert found.figures["energy_j"] == pytest.approx(80)
     assert found.figures["utilisation"] == pytest.approx(0.75)
     assert found.gpus == [Gpus("NVIDIA H200", 2, "570.1")]
     assert nvml.closed

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -31,10 +32,11 @@ Serve = Callable[..., Any]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts a server that answers with the given script (seconds to wait, events, raw bytes); returns a client."""
+    """Starts a server that answers with the given script (seconds to wait, events, raw bytes); returns a client. When
+    each part was about to be written is appended to ``writes``."""
     started: list[Any] = []
 
-    async def start(*script: Line, status: int = 200) -> aiohttp.ClientSession:
+    async def start(*script: Line, status: int = 200, writes: list[float] | None = None) -> aiohttp.ClientSession:
         async def answer(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(status=status)
             await response.prepare(request)
@@ -42,6 +44,8 @@ async def serve() -> AsyncIterator[Serve]:
                 if isinstance(line, float):
                     await asyncio.sleep(line)
                 else:
+                    if writes is not None:
+                        writes.append(time.perf_counter())
                     await response.write(
                         line if isinstance(line, bytes) else b"data: %b\n\n" % json.dumps(line).encode()
                     )
@@ -62,13 +66,15 @@ async def serve() -> AsyncIterator[Serve]:
         await stop()
 
 
-async def measure(client: aiohttp.ClientSession, late: float = 0.0) -> Any:
-    return await demo.measure(client, "m", "hi", demo.time.perf_counter() - late)
+async def measure(client: aiohttp.ClientSession) -> Any:
+    return await demo.measure(client, "m", "hi", demo.time.perf_counter())
 
 
 async def test_times_are_those_of_the_script(serve: Serve) -> None:
     """Public failure 97, public failure 100: a role is no token, a token without text is one; TPOT is
-    (last - first) / (n - 1) of a request, where what follows the last token does not count."""
+    (last - first) / (n - 1) of a request, where what follows the last token does not count. Each part is read after it
+    was written, and before the next one, 0.1 s or more later, is."""
+    writes: list[float] = []
     client = await serve(
         say("", 0, role="assistant"),
         0.2,
@@ -78,16 +84,22 @@ async def test_times_are_those_of_the_script(serve: Serve) -> None:
         0.1,
         say("c"),
         say("d", 2),
-        0.1,
+        0.3,
         say("", 0),
         usage(5),
         DONE,
+        writes=writes,
     )
-    sample = await measure(client, late=0.1)
+    began = time.perf_counter()
+    sample = await demo.measure(client, "m", "hi", began - 0.1)  # It was due before it is sent at all.
     assert sample.error == ""
     assert sample.tokens == 5
-    assert sample.ttft == pytest.approx(0.3, abs=0.08)  # 0.1 s of it before the request was sent at all
-    assert sample.tpot == pytest.approx(0.2 / 4, abs=0.02)
+    _, a, b, c, d, role, *_ = writes
+    assert a < sample.first < b
+    assert sample.ttft == pytest.approx(sample.first - began + 0.1)
+    assert (d - b) / 4 < sample.tpot < (role - a) / 4
+    assert b - a >= 0.1
+    assert role - d >= 0.3
 
 
 async def test_one_token_has_no_tpot(serve: Serve) -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,14 +27,16 @@ GROWTH_MIB = 24
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "llama"
     make_tiny(folder, "llama", max_position_embeddings=256)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["--port", str(port), "--kv-cache-bytes", "4MiB", "--threads", "1", "--max-num-batched-tokens", "256"]
-    process = subprocess.Popen([sys.executable, "-m", "paceline", "serve", str(folder), *arguments])
-    yield f"http://127.0.0.1:{port}", process
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    arguments = ["--port", "0", "--kv-cache-bytes", "4MiB", "--threads", "1", "--max-num-batched-tokens", "256"]
+    command = [sys.executable, "-m", "paceline", "serve", str(folder), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        url = re.search(r"http://\S+(?=/v1)", process.stdout.readline())
+        yield url and url[0], process
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def memory_mib(pid: int) -> float:

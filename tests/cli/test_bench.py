@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,10 +32,13 @@ MODEL = {
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """One that stays free: no connection of this machine gets it by chance, as it may one of those that bind gives."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(lowest - 10_000, lowest), 100):
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    pytest.fail("no port is free")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +80,7 @@ def test_rate_with_all_files(command, tmp_path):
         check_point(point)
         assert point["requests"] == {"sent": 30, "ok": 30, "failed": 0}
         assert point["output_tokens"] == 150
-        assert 0.003 < point["tpot_s"]["mean"] < 0.02
+        assert 0.003 < point["tpot_s"]["mean"] < point["e2e_s"]["mean"] / 4
     assert "rate=20" in (tmp_path / "r.html").read_text()
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 3
     # From the logs alone the same points come out.
@@ -94,7 +99,8 @@ def test_rate_with_all_files(command, tmp_path):
     # Eight tokens a prompt, at two rates: it is the sum of some that they tell.
     assert "pair_s" in fitted["fitted"].partition("not determined: ")[2]
     assert "Warning: these stages do not tell" in output
-    assert 0.003 < fitted["step_time"]["fixed_s"] + fitted["step_time"]["weights_s"] < 0.006
+    step = fitted["step_time"]["fixed_s"] + fitted["step_time"]["weights_s"]
+    assert 0.003 < step < 1.5 * max(point["tpot_s"]["mean"] for point in results["points"])
     assert set(fitted["error"]) == {"ttft_mean", "tpot_mean", "ttft_each", "tpot_each"}
     assert fitted["error"]["tpot_mean"] < 0.1
 

@@ -5,7 +5,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, quantiles
@@ -45,8 +48,28 @@ def clock_server(tmp_path: Path) -> Iterator[int]:
             yield int(server.stdout.readline().split("/v1")[0].rsplit(":", 1)[1])
         finally:
             server.send_signal(signal.SIGTERM)
-            status = server.wait(20)
+            status = server.wait(60)
     assert status == 0
+
+
+@contextmanager
+def lateness() -> Iterator[list[float]]:
+    """By how many seconds sleeps end late meanwhile: what a busy machine does to any program."""
+    found: list[float] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.is_set():
+            due = time.monotonic() + 0.005
+            time.sleep(0.005)
+            found.append(time.monotonic() - due)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(sample)
+        try:
+            yield found
+        finally:
+            over.set()
 
 
 def tail(values: list[float]) -> list[float]:
@@ -63,7 +86,7 @@ def test_percentiles_agree_with_the_simulation_and_the_load_client_with_the_log(
         requests.append(PlannedRequest(i, due, prompt, rng.randint(6, 20)))
         due += rng.expovariate(25)
     stage = Stage("slice", requests, {"kind": "poisson", "rate": 25.0}, 30.0)
-    with clock_server(tmp_path) as port:
+    with clock_server(tmp_path) as port, lateness() as late:
         run_stage(Target("clock", f"http://127.0.0.1:{port}", "smollm2"), stage, tmp_path / "log", workers=1)
     log = read_log(tmp_path / "log")
     assert log.clock_start is not None
@@ -73,6 +96,8 @@ def test_percentiles_agree_with_the_simulation_and_the_load_client_with_the_log(
         (line for line in lines if line["arrived"] > log.clock_start), key=lambda line: float(line["arrived"])
     )
     assert [line["completion_tokens"] for line in served] == [request.output_tokens for request in requests]
+    if mean(late) > 0.001:
+        pytest.skip(f"SKIPPED: sleeps end {mean(late) * 1e3:.1f} ms late on this machine, and steps take some 10 ms")
     start = served[0]["arrived"]
     outcomes = simulate(
         [

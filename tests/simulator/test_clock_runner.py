@@ -143,21 +143,23 @@ def test_steps_queue_on_the_device() -> None:
 
 
 def test_real_time() -> None:
-    """20 steps of 3 ms: none ends early, and lateness does not add up with two under way. The best of some moments,
-    since other work on the machine makes everything late."""
+    """16 steps of 20 ms: none ends early, and lateness does not add up with two under way: some of the last ends are
+    as prompt as those of the first. Other work on the machine may make the next step be asked for too late, so some
+    runs may differ."""
 
-    def lateness() -> float:
-        core = core_of(clock_runner(RealClock(), fixed_s=0.003), depth=2)
-        core.add(request(1, 3, max_tokens=20))
+    def growth() -> float:
+        core = core_of(clock_runner(RealClock(), fixed_s=0.02), depth=2)
+        core.add(request(1, 3, max_tokens=16))
         began, ends = time.monotonic(), []
         while core.has_work:
             if core.step():
                 ends.append(time.monotonic() - began)
-        late = [end - 0.003 * count for count, end in enumerate(ends, 1)]
+        late = [end - 0.02 * count for count, end in enumerate(ends, 1)]
+        assert len(late) == 16
         assert min(late) >= 0
-        return min(late[10:])
+        return min(late[8:]) - min(late[:8])
 
-    assert min(lateness() for _ in range(5)) < 0.0005
+    assert any(growth() < 0.0005 for _ in range(20))
 
 
 def test_an_empty_vocabulary_is_refused() -> None:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,9 @@ if importlib.util.find_spec("torch"):
     if not torch.cuda.is_available():
         # Triton reads it when it is first imported, which transformers does in the tests of other folders.
         os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell that starts this in the background has SIGINT ignored, and every process that a test starts would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 ROOTS = (TESTS, TESTS.parent / "src")

@@ -9,6 +9,9 @@ as soon as it is measured.
 TPOT is (wall time for 128 output tokens - wall time for 1) / 127, with ``batch`` requests sent at once. Throughput is
 output tokens over wall time, all requests sent at once. Online rows send requests at Poisson times and count TTFT from
 the time at which a request was due. One default configuration serves every row, unless a row names its ``flags``.
+
+With ``--step-logs FOLDER`` every engine logs its steps, and a row names the lines that are its own: ``predict_h200.py``
+fits to them. An engine that fails, or a row that is wrong, does not end the run; the exit status then is 1.
 """
 
 import argparse

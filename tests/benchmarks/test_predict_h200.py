@@ -220,7 +220,12 @@ def test_a_row_that_was_measured_twice_does_not_predict_itself(
     again = next(row for row in rows if row["kind"] == "tpot")
     found = predict.read_rows([*rows, again], folder)["bf16"]
     fit, seen = predict.fit_rows, []
-    monkeypatch.setattr(predict, "fit_rows", lambda others: seen.append([one.name for one in others]) or fit(others))
+
+    def fit_rows(others: list[Any]) -> Any:
+        seen.append([one.name for one in others])
+        return fit(others)
+
+    monkeypatch.setattr(predict, "fit_rows", fit_rows)
     predict.leave_one_out(found[:1] + found[-1:] + found[3:6])
     assert seen[0] == seen[1] == [one.name for one in found[3:6]]
 

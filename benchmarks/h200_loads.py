@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+BUDGET = "max_num_batched_tokens"
 PROMPT, OUTPUT = 2048, 128
 """Tokens of requests that arrive one by one."""
 BURST_OUTPUT = 128
@@ -38,6 +39,3 @@ def row_name(row: dict[str, Any]) -> str:
             raise ValueError(f"{kind}: no load of a simulation")
     flags = {key: value for key, value in row["flags"].items() if (row["kind"], key) != ("mixed", BUDGET)}
     return name + "".join(f", {key}={value}" for key, value in flags.items())
-
-
-BUDGET = "max_num_batched_tokens"

@@ -11,17 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.engine_core import EngineCore
-from paceline.engine.limits import Limits
 from paceline.engine.request import Request
 from paceline.engine.sampling_params import SamplingParams
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.step import KVGroup
 from paceline.engine.step_time import StepTime, StepWork
-from paceline.simulator.clock import VirtualClock
-from paceline.simulator.clock_runner import ClockRunner
 from paceline.simulator.gpu_model import EngineSizes, GpuModel
-from paceline.simulator.simulate import SimulatedRequest, simulate, trace_prompt
+from paceline.simulator.simulate import SimulatedRequest, simulate, trace_prompt, virtual_core
 
 TRUE = StepTime(fixed_s=1e-3, weights_s=3e-3, token_s=3e-5, row_s=2e-5, kv_token_s=1e-7, pair_s=2e-8)
 SIZES = EngineSizes(
@@ -53,6 +47,7 @@ class Device:
 
     def __init__(self, folder: Path, sizes: EngineSizes = SIZES) -> None:
         self.folder, self.sizes = folder, sizes
+        self.model = GpuModel(name="true", step_time=TRUE, engine=sizes)
         self.log = folder / f"{sizes.max_num_batched_tokens}.jsonl"
         self.lines = 0
 
@@ -71,8 +66,7 @@ class Device:
     def serve(self, sent: list[tuple[float, int, int]]) -> list[tuple[float, list[float]]]:
         """``(due, prompt, output)`` in; due and the times of its tokens out."""
         requests = [SimulatedRequest(due, trace_prompt(i, prompt), out) for i, (due, prompt, out) in enumerate(sent)]
-        model = GpuModel(name="true", step_time=TRUE, engine=self.sizes)
-        outcomes = simulate(requests, model, prefix_cache=False, on_step=self.on_step)
+        outcomes = simulate(requests, self.model, prefix_cache=False, on_step=self.on_step)
         return [(request.due, [at for at, _ in one.tokens]) for request, one in zip(requests, outcomes, strict=True)]
 
 
@@ -84,21 +78,7 @@ def decode_s(contexts: list[int]) -> float:
 
 def mixed_row(device: Device) -> dict[str, Any]:
     """As `h200.py` does it: when a prompt has its token, the next is sent."""
-    clock, sizes = VirtualClock(), device.sizes
-    groups = [KVGroup(None, sizes.num_blocks)]
-    scheduler = Scheduler(
-        groups,
-        block_size=sizes.block_size,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_num_seqs=sizes.max_num_seqs,
-        max_rows=2 * sizes.max_num_seqs,
-        max_model_len=sizes.max_model_len,
-        eos_ids=(),
-        prefix_cache=False,
-        clock=clock.now,
-    )
-    runner = ClockRunner(TRUE, clock, groups, sizes.block_size, range(1), device.on_step)
-    core = EngineCore(scheduler, runner, sizes.depth, Limits(1, sizes.max_model_len))
+    core, clock = virtual_core(device.model, prefix_cache=False, on_step=device.on_step)
     sent = 0
 
     def send(prompt: int, output: int) -> None:
@@ -124,7 +104,7 @@ def mixed_row(device: Device) -> dict[str, Any]:
                 send(PROMPT, 1)
     seconds = clock.now() - begin
     out, prompt = tokens / seconds, prompts * PROMPT / seconds
-    budget = sizes.max_num_batched_tokens
+    budget = device.sizes.max_num_batched_tokens
     flags = {"max_num_batched_tokens": budget}
     steps = [0, device.lines]
     return device.row(kind="mixed", budget=budget, out_tps=out, prompt_tps=prompt, steps=steps, flags=flags)

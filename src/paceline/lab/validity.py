@@ -308,10 +308,8 @@ def _check_saturated(log: StageLog, found: Findings) -> None:
         early, late = (_of_quarter(sent, quarter, metric) for quarter in (1, 3))
         if min(early.size, late.size) < 2:
             continue
-        growth, error = (
-            late.mean() - early.mean(),
-            math.hypot(*(v.std(ddof=1) / math.sqrt(v.size) for v in (early, late))),
-        )
+        growth = late.mean() - early.mean()
+        error = math.hypot(*(values.std(ddof=1) / math.sqrt(values.size) for values in (early, late)))
         # All but a few: a stall that is over by the end is none of it.
         least = np.quantile(late, 0.1) - np.median(early)
         if growth > 3 * error and least > 0.005 * (end - start) / 2:

@@ -107,25 +107,29 @@ def simulate(
     return _Simulation(requests, model, cores, routing, on_progress).run()
 
 
+def virtual_core(model: GpuModel, *, prefix_cache: bool, on_step: OnStep | None) -> tuple[EngineCore, VirtualClock]:
+    """An engine whose steps take no time but that of its clock, and this clock; ``on_step`` as in `simulate`."""
+    sizes, clock = model.engine, VirtualClock()
+    groups = [KVGroup(None, sizes.num_blocks)]
+    scheduler = Scheduler(
+        groups,
+        block_size=sizes.block_size,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        max_rows=2 * sizes.max_num_seqs,
+        max_model_len=sizes.max_model_len,
+        eos_ids=(),
+        prefix_cache=prefix_cache,
+        clock=clock.now,
+    )
+    runner = ClockRunner(model.step_time, clock, groups, sizes.block_size, range(1), on_step)
+    return EngineCore(scheduler, runner, sizes.depth, Limits(1, sizes.max_model_len)), clock
+
+
 class _Replica:
     def __init__(self, number: int, model: GpuModel, prefix_cache: bool, on_step: OnStep | None) -> None:
-        sizes = model.engine
-        groups = [KVGroup(None, sizes.num_blocks)]
-        scheduler = Scheduler(
-            groups,
-            block_size=sizes.block_size,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            max_num_seqs=sizes.max_num_seqs,
-            max_rows=2 * sizes.max_num_seqs,
-            max_model_len=sizes.max_model_len,
-            eos_ids=(),
-            prefix_cache=prefix_cache,
-            clock=(clock := VirtualClock()).now,
-        )
-        runner = ClockRunner(model.step_time, clock, groups, sizes.block_size, range(1), on_step)
         self.number = number
-        self.clock = clock
-        self.core = EngineCore(scheduler, runner, sizes.depth, Limits(1, sizes.max_model_len))
+        self.core, self.clock = virtual_core(model, prefix_cache=prefix_cache, on_step=on_step)
         self._open = 0
         self._ends: deque[float] = deque()
 

@@ -13,7 +13,7 @@ DEFINITIONS = (
     ),
     ("ITL", "Gaps between deltas, each divided by the tokens of the later delta."),
     ("E2E", "From the scheduled send to the last token."),
-    ("Window", "From the first scheduled send to the last completion."),
+    ("Window", "From the first scheduled send to the last token of a completed reply."),
     ("Throughput", "Output tokens of completed requests / window."),
     (
         "\N{PLUS-MINUS SIGN}",

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,10 +24,13 @@ class DecodeGraphs:
         waiting: sizes still to be captured.
     """
 
-    def __init__(self, forward: Callable[[int], None], sizes: list[int]) -> None:
-        """``forward(size)`` launches a step of ``size`` rows that reads and writes the same memory every time."""
-        self._forward = forward
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, forward: Callable[[int], None], sizes: list[int], pool: Any) -> None:
+        """``forward(size)`` launches a step of ``size`` rows that reads and writes the same memory every time.
+
+        Args:
+            pool: of the graphs' memory; nothing that shares it may run at the same time.
+        """
+        self._forward, self._pool = forward, pool
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._captured: list[int] = []
         # The largest first: smaller ones then find its memory in the pool.

@@ -1,9 +1,7 @@
 """Runs steps on one GPU."""
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,6 +17,7 @@ from paceline.engine.sizes import Sizes
 from paceline.engine.step import KVGroup, Step
 from paceline.kernels.logprobs import LOGPROB_ROWS, token_logprobs
 from paceline.kernels.triton.gather_rows import gather_rows
+from paceline.kernels.triton.side_by_side import side_by_side
 from paceline.kernels.upload import pinned, upload
 from paceline.layers.attention import AttentionBatch
 from paceline.models.decoder import Decoder
@@ -30,6 +29,7 @@ from paceline.runner.device_sampler import DeviceSampler
 from paceline.runner.gpu_step import GPUStep
 from paceline.runner.kv_capacity import MIB, kv_capacity
 from paceline.runner.memory import available_memory
+from paceline.runner.piece_graphs import PieceGraphs, piece_sizes
 from paceline.runner.rows import Chunks, Ints, Rows
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class GPURunner:
             progress=progress,
         )
         self.kv_layout = self._decoder.kv_layout(sizes.block_size)
+        pool = torch.cuda.graph_pool_handle()
+        self._pieces = PieceGraphs(self._decoder, piece_sizes(sizes.max_num_batched_tokens), pool)
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(device)[0]
         most = min(sizes.max_num_seqs, 1024)
@@ -107,7 +109,7 @@ class GPURunner:
         self.kv_groups = [KVGroup(window, capacity.num_blocks) for window in self.spec.kv_windows]
         self._allocate([capacity.num_blocks] * len(self.kv_groups), capacity.max_model_len)
         self._copies = torch.cuda.Stream(device)
-        self._graphs = DecodeGraphs(self._decode, graphs)
+        self._graphs = DecodeGraphs(self._decode, graphs, pool)
         first = self._graphs.first
         for index in range(first):
             self._report("capturing graphs", index / first)
@@ -160,7 +162,9 @@ class GPURunner:
             partial(self._sampler.warm_up, head),
             *map(self._dummy, self._mixed(length, tokens)),
         ]
-        self._compile([largest, *jobs, *(partial(self._decode, size) for size in FIRST if size <= most)])
+        jobs = [largest, *jobs, *(partial(self._decode, size) for size in FIRST if size <= most)]
+        for done, _ in enumerate(side_by_side(jobs)):
+            self._report("compiling kernels", (done + 1) / len(jobs))
         self._report("measuring memory", 0.0)
         hidden = largest()
         states = hidden.new_zeros(min(sizes.max_num_seqs, tokens), spec.hidden_size)
@@ -175,7 +179,12 @@ class GPURunner:
         self._decode(most)
         torch.cuda.synchronize()
         decode = torch.cuda.max_memory_allocated(self._device) - held
-        return eager + 2 * decode + graphs * GRAPH_BYTES + self._sampler.most_bytes(most)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._pieces.warm_up()
+        torch.cuda.synchronize()
+        pieces = torch.cuda.max_memory_allocated(self._device) - held
+        graphs += 2 * len(self._pieces.waiting)
+        return eager + 2 * decode + pieces + graphs * GRAPH_BYTES + self._sampler.most_bytes(most)
 
     def _dummy(self, query_len: list[int]) -> Callable[[], Tensor]:
         """A forward pass over fresh rows of these lengths, all in the sink: its result is nonsense."""
@@ -197,17 +206,6 @@ class GPURunner:
                     yield [longest] + [2] * (rows - 1)
             longest *= 2
 
-    def _compile(self, jobs: Sequence[Callable[[], Any]]) -> None:
-        """Has Triton compile the kernels of these jobs side by side, before anyone waits for an answer."""
-
-        @torch.inference_mode()
-        def run(job: Callable[[], Any]) -> None:
-            job()
-
-        with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
-            for done, _ in enumerate(pool.map(run, jobs)):
-                self._report("compiling kernels", (done + 1) / len(jobs))
-
     def submit(self, step: Step) -> GPUStep:
         """Launches the step and returns at once."""
         with torch.inference_mode(), self._range("step"):
@@ -218,14 +216,17 @@ class GPURunner:
         if self._graphs.waiting:
             with torch.inference_mode():
                 self._capture()
-        return bool(self._graphs.waiting)
+        elif self._pieces.waiting:
+            self._pieces.capture()
+        return bool(self._graphs.waiting or self._pieces.waiting)
 
     def close(self) -> None:
         """Frees weights, cache and graphs."""
         torch.cuda.synchronize()
         self._graphs.clear()
+        self._pieces.clear()
         self._device_rows.forget()
-        del self._decoder, self._cache, self._tables, self._hidden, self._sampler
+        del self._decoder, self._pieces, self._cache, self._tables, self._hidden, self._sampler
         torch.cuda.empty_cache()
 
     def _launch(self, step: Step) -> GPUStep:
@@ -343,8 +344,11 @@ class GPURunner:
             max_query_len=chunks.max_query_len,
             max_context=chunks.max_context,
         )
-        hidden = self._decoder.forward(torch.where(known == ON_DEVICE, last, known), batch, self._cache)
-        return hidden, at, device_rows, next_positions
+        ids = torch.where(known == ON_DEVICE, last, known)
+        size = self._pieces.fit(len(ids))
+        if size is None:
+            return self._decoder.forward(ids, batch, self._cache), at, device_rows, next_positions
+        return self._pieces.forward(size, ids, batch, self._cache), at, device_rows, next_positions
 
     def _score_prompts(self, chunks: Chunks, hidden: Tensor, result: GPUStep) -> None:
         """Log-probabilities of prompt tokens: the state at a position predicts the token after it."""

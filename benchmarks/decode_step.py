@@ -1,4 +1,4 @@
-"""Time of one decode step's forward pass, replayed as a graph: no scheduler, no sampling, every row as long.
+"""Time of one decode step up to the scores, replayed as a graph: no scheduler, no sampling, every row as long.
 
     python benchmarks/decode_step.py --mode bf16 --batches 1,8,64 [--context 2112] [--out FILE]
 
@@ -120,6 +120,7 @@ def main() -> None:
                             "batch": batch,
                             "context": options.context,
                             "ms": ms,
+                            "head": True,
                             "tiles": tiles,
                             "splits": splits,
                             "linear": linear,

@@ -139,7 +139,6 @@ class Step:
 
     def run(self, rows: int) -> None:
         self.runner._decode(rows)
-        self.runner._decoder.logits(self.runner._hidden[:rows])
 
     @torch.inference_mode()
     def compile(self, rows: int, trials: list[tuple[str, LinearShape, Choice]]) -> None:

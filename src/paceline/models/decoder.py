@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.layers.attention import AttentionBatch, AttentionSpec, HeadNorms
 from paceline.layers.attention_backends import attention_backend
+from paceline.layers.embedding import embed
 from paceline.layers.fp8_weight import Fp8Weight
 from paceline.layers.kv_cache import KVLayout
 from paceline.layers.linear import Linear, LinearMethod, Weight, linear_method
@@ -144,7 +144,7 @@ class Decoder:
 
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What comes before the first attention: its input, and the residual stream."""
-        return self._project(0, None, F.embedding(tokens, self._embedding))
+        return self._project(0, None, embed(tokens, self._embedding))
 
     def attend(self, index: int, plans: list[Any], qkv: Tensor, cache: Any, out: Tensor | None = None) -> Tensor:
         """Attention of layer ``index``: ``[T, heads * head_dim]``, into ``out`` if given."""

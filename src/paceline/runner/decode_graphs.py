@@ -1,10 +1,13 @@
-"""Captured decode steps: the whole forward pass of a batch as one launch."""
+"""Captured decode steps: from the rows to the scores of their next tokens in one launch."""
 
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from paceline.runner.alias import alias
 
 FIRST = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Captured before the engine is ready; the rest follows when there is nothing to do. Small steps read the weights,
@@ -24,14 +27,15 @@ class DecodeGraphs:
         waiting: sizes still to be captured.
     """
 
-    def __init__(self, forward: Callable[[int], None], sizes: list[int], pool: Any) -> None:
-        """``forward(size)`` launches a step of ``size`` rows that reads and writes the same memory every time.
-
+    def __init__(self, forward: Callable[[int], tuple[Tensor, Tensor]], sizes: list[int], pool: Any) -> None:
+        """
         Args:
+            forward: ``forward(size)`` launches a step of ``size`` rows that reads the same memory every time; gives its
+                hidden states and scores.
             pool: of the graphs' memory; nothing that shares it may run at the same time.
         """
         self._forward, self._pool = forward, pool
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._captured: list[int] = []
         # The largest first: smaller ones then find its memory in the pool.
         self.waiting = sorted(sizes, key=lambda size: (size not in FIRST and size != max(sizes), -size))
@@ -53,12 +57,20 @@ class DecodeGraphs:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._forward(size)
-        self._graphs[size] = graph
+            hidden, logits = self._forward(size)
+        self._graphs[size] = graph, alias(hidden), alias(logits)
         self._captured = sorted(self._graphs)
 
-    def replay(self, size: int) -> None:
-        self._graphs[size].replay()
+    def replay(self, size: int) -> tuple[Tensor, Tensor]:
+        """Launches the step.
+
+        Returns:
+            Hidden states ``[size, hidden]`` and scores ``[size, vocab]``, valid until another graph of the pool is
+            launched.
+        """
+        graph, hidden, logits = self._graphs[size]
+        graph.replay()
+        return hidden, logits
 
     def clear(self) -> None:
         self._graphs.clear()

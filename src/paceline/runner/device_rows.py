@@ -15,12 +15,11 @@ ON_DEVICE = -1
 
 
 class DeviceRows:
-    """Block tables and last tokens of all rows, on the device.
+    """Block tables of all rows, on the device.
 
     Attributes:
         sink_row: a row that nobody holds, whose table points to the sink: padding stands in it.
         tables: per KV group int32 ``[max_rows + 1, max_blocks]``.
-        last_token: int32 ``[max_rows + 1]``: what each row sampled last.
     """
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
@@ -29,7 +28,6 @@ class DeviceRows:
         self.tables = [
             torch.zeros(len(table) + 1, table.shape[1], dtype=torch.int32, device=device) for table in rows.tables
         ]
-        self.last_token = torch.zeros(self.sink_row + 1, dtype=torch.int32, device=device)
 
     def extend(self, step: Step) -> None:
         """Copies the block ids that ``step`` brings. Called before the host's rows apply the step."""

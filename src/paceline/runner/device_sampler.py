@@ -56,6 +56,11 @@ class DeviceSampler:
         self._notes = _Pool(vocab_size, torch.int32, device)
         self._biases = _Pool(vocab_size, torch.float32, device)
 
+    @property
+    def last_token(self) -> Tensor:
+        """int32 ``[max_rows + 1]``: what each row sampled last."""
+        return self._table.last_token
+
     def most_bytes(self, rows: int) -> int:
         """Memory that so many rows hold beyond what is held already, if all of them do."""
         return rows * self._vocab_size * (torch.int32.itemsize + torch.float32.itemsize)

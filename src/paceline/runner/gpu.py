@@ -20,6 +20,7 @@ from paceline.kernels.triton.gather_rows import gather_rows
 from paceline.kernels.triton.side_by_side import side_by_side
 from paceline.kernels.upload import pinned, upload
 from paceline.layers.attention import AttentionBatch
+from paceline.layers.gpu_linear import overlaps
 from paceline.models.decoder import Decoder
 from paceline.models.loader import load_decoder
 from paceline.models.registry import decoder_spec
@@ -142,9 +143,10 @@ class GPURunner:
         self._input = torch.zeros(3 * most, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(most, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most, dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(most, dtype=torch.int32, device=device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._tables = [torch.zeros(most, width, dtype=torch.int32, device=device) for _ in range(groups)]
-        self._hidden = torch.zeros(most, spec.hidden_size, dtype=self._decoder.dtype, device=device)
+        self._expected = np.zeros(0, np.int32)  # what _input holds, as far as the host knows
 
     @torch.inference_mode()
     def _profile(self, most: int, graphs: int) -> int:
@@ -226,7 +228,7 @@ class GPURunner:
         self._graphs.clear()
         self._pieces.clear()
         self._device_rows.forget()
-        del self._decoder, self._pieces, self._cache, self._tables, self._hidden, self._sampler
+        del self._decoder, self._pieces, self._cache, self._tables, self._sampler
         torch.cuda.empty_cache()
 
     def _launch(self, step: Step) -> GPUStep:
@@ -243,26 +245,24 @@ class GPURunner:
         size = self._graphs.fit(len(chunks.rows)) if chunks.max_query_len == 1 else None
         with self._range("forward"):
             if size is not None:
-                hidden, at, device_rows, positions = self._replay(chunks, samples, size)
+                hidden, logits, device_rows, positions = self._replay(chunks, samples, size)
             else:
-                hidden, at, device_rows, positions = self._forward(chunks, samples)
+                hidden, logits, device_rows, positions = self._forward(chunks, samples)
         result = GPUStep(self._copies)
         with self._range("sample"):
             self._score_prompts(chunks, hidden, result)
             if len(samples):
                 sampling = chunks.rows[samples]
-                logits = self._decoder.logits(hidden if at is None else hidden.index_select(0, at))
                 drawn = self._sampler.sample(logits, sampling, device_rows, positions)
-                self._device_rows.last_token.index_copy_(0, device_rows.long(), drawn.ids)
                 tops = [rows.starts[row].params.logprobs for row in sampling.tolist()] if drawn.logprobs else []
                 result.take(sampling, drawn, tops)
                 rows.append(sampling, np.full(len(sampling), ON_DEVICE))
         result.launched()
         return result
 
-    def _replay(self, chunks: Chunks, samples: Ints, size: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """One token a row by a graph of ``size`` rows: hidden states, which of them sample (None: all), and for these
-        their rows and the positions that their tokens take."""
+    def _replay(self, chunks: Chunks, samples: Ints, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One token a row by a graph of ``size`` rows: hidden states, and of the rows that sample the scores, their
+        numbers and the positions that their tokens take."""
         n = len(chunks.rows)
         packed = np.zeros(3 * size, np.int32)
         packed[:n] = chunks.rows
@@ -270,32 +270,38 @@ class GPURunner:
         packed[size : size + n] = chunks.context_len
         packed[size + n : 2 * size] = 1
         packed[2 * size : 2 * size + n] = self._rows.tokens[chunks.rows, chunks.positions]
-        self._input[: 3 * size].copy_(pinned(packed), non_blocking=True)
-        self._graphs.replay(size)
-        hidden, device_rows, positions = self._hidden[:n], self._input[:n], self._input[size : size + n]
+        if not np.array_equal(packed, self._expected):
+            self._input[: 3 * size].copy_(pinned(packed), non_blocking=True)
+        hidden, logits = self._graphs.replay(size)
+        self._expected = packed
+        packed[size : 2 * size] += packed[2 * size :] == ON_DEVICE
+        hidden, device_rows, positions = hidden[:n], self._input[:n], self._lengths[:n]
         if len(samples) == n:
-            return hidden, None, device_rows, positions
+            return hidden, logits[:n], device_rows, positions
         at = upload(samples.astype(np.int32), self._device)
-        return hidden, at, device_rows.index_select(0, at), positions.index_select(0, at)
+        return hidden, logits.index_select(0, at), device_rows.index_select(0, at), positions.index_select(0, at)
 
-    def _decode(self, size: int) -> None:
-        """What a graph of ``size`` rows does: from ``_input`` to ``_hidden``."""
+    def _decode(self, size: int) -> tuple[Tensor, Tensor]:
+        """What a graph of ``size`` rows does: from ``_input`` to hidden states and scores. It leaves the input of the
+        next step in ``_input``, if the same rows go on."""
         rows, context_len, known = self._input[: 3 * size].view(3, size)
         tables = [table[:size] for table in self._tables]
         gather_rows(
             rows,
             context_len,
             known,
-            self._device_rows.last_token,
+            self._sampler.last_token,
             self._device_rows.tables,
             block_size=self.sizes.block_size,
             tokens=self._tokens,
             positions=self._positions,
+            lengths=self._lengths,
             out_tables=tables,
+            pdl=overlaps(size),
         )
         batch = AttentionBatch(
             query_start=self._starts[: size + 1],
-            context_len=context_len,
+            context_len=self._lengths[:size],
             positions=self._positions[:size],
             token_rows=self._starts[:size],
             block_tables=tuple(tables),
@@ -303,17 +309,19 @@ class GPURunner:
             max_query_len=1,
             max_context=self._max_context,
         )
-        self._hidden[:size].copy_(self._decoder.forward(self._tokens[:size], batch, self._cache))
+        hidden = self._decoder.forward(self._tokens[:size], batch, self._cache)
+        return hidden, self._decoder.logits(hidden)
 
     def _capture(self) -> None:
+        self._expected = np.zeros(0, np.int32)
         self._input.zero_()
         size = self._graphs.waiting[0]
         self._input[:size] = self._device_rows.sink_row
         self._input[size : 2 * size] = 1
         self._graphs.capture()
 
-    def _forward(self, chunks: Chunks, samples: Ints) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Any step, launch by launch; returns what `_replay` does."""
+    def _forward(self, chunks: Chunks, samples: Ints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Any step; returns what `_replay` does."""
         sampling = chunks.rows[samples]
         packed, slices = concatenated(
             [
@@ -332,7 +340,7 @@ class GPURunner:
         rows, context_len, query_start, positions, token_rows, known, at, device_rows, next_positions = (
             ints[part] for part in slices
         )
-        last = self._device_rows.last_token.index_select(0, rows.index_select(0, token_rows))
+        last = self._sampler.last_token.index_select(0, rows.index_select(0, token_rows))
         width = -(-chunks.max_context // self.sizes.block_size)
         batch = AttentionBatch(
             query_start=query_start,
@@ -347,8 +355,11 @@ class GPURunner:
         ids = torch.where(known == ON_DEVICE, last, known)
         size = self._pieces.fit(len(ids))
         if size is None:
-            return self._decoder.forward(ids, batch, self._cache), at, device_rows, next_positions
-        return self._pieces.forward(size, ids, batch, self._cache), at, device_rows, next_positions
+            hidden = self._decoder.forward(ids, batch, self._cache)
+        else:
+            hidden = self._pieces.forward(size, ids, batch, self._cache)
+        logits = self._decoder.logits(hidden.index_select(0, at)) if len(samples) else hidden[:0]
+        return hidden, logits, device_rows, next_positions
 
     def _score_prompts(self, chunks: Chunks, hidden: Tensor, result: GPUStep) -> None:
         """Log-probabilities of prompt tokens: the state at a position predicts the token after it."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.layers.attention import AttentionBatch
 from paceline.models.decoder import Decoder
+from paceline.runner.alias import alias
 
 MOST = 2048
 """Steps of more tokens take the GPU longer than their launches take the host."""
@@ -86,7 +87,7 @@ class PieceGraphs:
                     else:
                         x, residual = decoder.advance(index - 1, attended, residual)
                 pieces.append(graph)
-                outputs.append(_alias(x))
+                outputs.append(alias(x))
                 del x  # the next piece may overwrite it: attention has read it by then
                 if index == decoder.spec.num_layers:
                     self._pieces[size], self._outputs[size] = pieces, outputs
@@ -117,21 +118,3 @@ class PieceGraphs:
         self._pieces.clear()
         self._outputs.clear()
         self._sizes = []
-
-
-class _Memory:
-    """Memory of a tensor, by the protocol that torch reads it through."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        flat = tensor.view(torch.uint8).flatten()
-        self.__cuda_array_interface__ = {
-            "data": (flat.data_ptr(), False),
-            "shape": tuple(flat.shape),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    """The same contiguous memory, which it does not keep alive."""
-    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -36,6 +36,7 @@ def draw(logits, device, limit=None, *, positions=None, order=None, **fields):
         filters=filters,
     )
     assert not table.counters.any()
+    assert torch.equal(table.last_token[where[order].long()].cpu(), ids.cpu())
     return ids.cpu().tolist(), status.cpu().tolist(), expected(logits.float(), records, positions, limit, order)
 
 

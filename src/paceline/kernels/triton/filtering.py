@@ -171,6 +171,7 @@ def _choose(
     maxima,
     picked,
     candidates,
+    last_token,
     ids,
     status,
     limit,
@@ -252,6 +253,7 @@ def _choose(
     key0, key1 = race_keys(longs, ints, seat, position)
     chosen = _race_kept(source, last, equals, equals == equal, min_p, key0, key1)
     tl.store(ids + row, chosen)
+    tl.store(last_token + seat, chosen)
     note_sampled(tl.load(longs + seat * LONGS + NOTES), chosen)
 
 
@@ -292,6 +294,7 @@ def choose(
         maxima,
         picked,
         candidates,
+        table.last_token,
         ids,
         status,
         vocab_limit,

@@ -35,6 +35,7 @@ def _race(
     finite,
     maxima,
     counters,
+    last_token,
     ids,
     status,
     limit,
@@ -98,6 +99,7 @@ def _race(
                 chosen = tl.load(winners + row * chunks + place, cache_modifier=".cg")
                 note_sampled(tl.load(longs + seat * LONGS + NOTES), chosen)
         tl.store(ids + row, chosen)
+        tl.store(last_token + seat, chosen)
         tl.store(status + row, state)
 
 
@@ -117,7 +119,8 @@ def sample(
         filters: whether some row has top_k, top_p or min_p: these need a second launch.
 
     Returns:
-        ids and status, int32 ``[R]``; the id is 0 where the status is not ``FINE``.
+        ids and status, int32 ``[R]``; the id is 0 where the status is not ``FINE``. ``table.last_token`` gets the ids
+        too.
     """
     rows, width = logits.shape
     assert rows <= len(table.counters), "more rows than seats"
@@ -141,6 +144,7 @@ def sample(
         finite,
         maxima,
         table.counters,
+        table.last_token,
         ids,
         status,
         vocab_limit,

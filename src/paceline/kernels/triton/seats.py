@@ -50,6 +50,7 @@ class SeatTable:
         longs, doubles, floats, ints: the same memory as int64, float64 ``[seats, LONGS]`` and as float32, int32
             ``[seats, WORDS]``.
         counters: int32 ``[seats]``, zero between launches: programs of a row that are done.
+        last_token: int32 ``[seats]``: what each seat sampled last.
     """
 
     def __init__(self, seats: int, device: torch.device) -> None:
@@ -58,6 +59,7 @@ class SeatTable:
         self.floats = self.longs.view(torch.float32)
         self.ints = self.longs.view(torch.int32)
         self.counters = torch.zeros(seats, dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(seats, dtype=torch.int32, device=device)
 
     def write(self, seats: list[int], records: NDArray[Any]) -> None:
         """Replaces the records (``RECORD`` ``[k]``) of ``seats``; the host does not wait."""

@@ -78,7 +78,7 @@ class GPURunner:
         self._nvtx = config.nvtx
         self.sizes = sizes = Sizes.of(config, "cuda")
         self.spec = decoder_spec(checkpoint.config)
-        dtype = getattr(torch, config.dtype if config.dtype != "auto" else checkpoint.dtype or "float32")
+        dtype = getattr(torch, config.dtype if config.dtype != "auto" else checkpoint.dtype or "bfloat16")
         self._vocab_limit = min(self.spec.vocab_size, checkpoint.tokenizer().vocab_size)
         self._decoder = decoder or load_decoder(
             checkpoint,

@@ -20,7 +20,7 @@ def runner(request, tmp_path_factory):
     from paceline.runner.gpu import GPURunner
 
     folder = tmp_path_factory.mktemp("llama")
-    make_tiny(folder, "llama", max_position_embeddings=512)
+    make_tiny(folder, "llama", max_position_embeddings=512, head_dim=32)
     modes = {"fp8": {"dtype": "bfloat16", "quantization": "fp8", "kv_cache_dtype": "fp8"}}
     config = EngineConfig(
         model=str(folder),

@@ -30,6 +30,13 @@ class Graph:
 
     def __init__(self) -> None:
         self.launches: list[Callable[[], None]] = []
+        self._capture = Capture(self)
+
+    def capture_begin(self, pool: object) -> None:
+        self._capture.__enter__()
+
+    def capture_end(self) -> None:
+        self._capture.__exit__(None, None, None)
 
     def replay(self) -> None:
         for launch in self.launches:
@@ -69,7 +76,6 @@ def cuda() -> SimpleNamespace:
         current_stream=lambda: done,
         empty_cache=lambda: None,
         get_device_name=lambda device: "emulated",
-        graph=lambda graph, pool: Capture(graph),
         graph_pool_handle=lambda: None,
         is_available=lambda: True,
         max_memory_allocated=lambda device: 1 << 20,

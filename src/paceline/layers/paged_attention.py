@@ -113,6 +113,8 @@ class PagedAttention:
     def serves(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
         if device.type != "cuda" or head_dim % 2:
             return False
+        if kv_dtype == torch.float8_e4m3fn and head_dim < 32:
+            return False  # half a head is less than the matrix unit takes at once
         return kv_dtype == dtype or (kv_dtype == torch.float8_e4m3fn and dtype in (torch.bfloat16, torch.float16))
 
     def make_cache(self, layout: KVLayout, num_blocks: Sequence[int], device: torch.device) -> PagedKVCache:

@@ -8,6 +8,7 @@ class _Memory:
     """A tensor's memory, by the protocol that torch reads it through."""
 
     def __init__(self, tensor: Tensor) -> None:
+        assert tensor.is_contiguous()
         flat = tensor.view(torch.uint8).flatten()
         self.__cuda_array_interface__ = {
             "data": (flat.data_ptr(), False),

@@ -47,6 +47,7 @@ class PieceGraphs:
         self._sizes: list[int] = []
         self._pieces: dict[int, list[torch.cuda.CUDAGraph]] = {}
         self._outputs: dict[int, list[Tensor]] = {}
+        self._stream = torch.cuda.Stream(decoder.device)
         self._captures: Generator[None, None, None] = self._capture_all()
         most, spec = max(sizes, default=0), decoder.spec
         self._ids = torch.zeros(most, dtype=torch.int32, device=decoder.device)
@@ -70,7 +71,7 @@ class PieceGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Captures one more piece. Nothing may be under way."""
-        next(self._captures, None)
+        next(self._captures)
 
     def _capture_all(self) -> Generator[None, None, None]:
         while self.waiting:
@@ -81,11 +82,16 @@ class PieceGraphs:
             for index in range(decoder.spec.num_layers + 1):
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool):
-                    if residual is None:
-                        x, residual = decoder.enter(ids)
-                    else:
-                        x, residual = decoder.advance(index - 1, attended, residual)
+                # Not by `torch.cuda.graph`, which empties the allocator's caches: a piece is captured in every pause.
+                with torch.cuda.stream(self._stream):
+                    graph.capture_begin(self._pool)
+                    try:
+                        if residual is None:
+                            x, residual = decoder.enter(ids)
+                        else:
+                            x, residual = decoder.advance(index - 1, attended, residual)
+                    finally:
+                        graph.capture_end()
                 pieces.append(graph)
                 outputs.append(alias(x))
                 del x  # the next piece may overwrite it: attention has read it by then

@@ -16,8 +16,10 @@ def _embedding_kernel(tokens, weight, out, width, BLOCK: tl.constexpr, PDL: tl.c
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     if PDL:
-        gdc_launch_dependents()
+        # In this order: decode attention, some launches behind, reads lengths and tables before it waits, so nothing
+        # behind this kernel may start before the one that writes them has ended.
         gdc_wait()
+        gdc_launch_dependents()
     token = tl.load(tokens + i).to(tl.int64)
     tl.store(out + i * width + column, tl.load(weight + token * width + column, mask=inside), mask=inside)
 

@@ -69,7 +69,7 @@ class Results:
         if self.step_logs is None:
             return None
         number = 1 + sum(1 for _ in self.step_logs.glob("*.jsonl"))
-        knobs = "".join(f"-{knob}={value}" for knob, value in flags.items())
+        knobs = "".join(f"-{knob}-{value}" for knob, value in flags.items())
         self.step_log = self.step_logs / f"{number}-{mode}{knobs}.jsonl"
         return str(self.step_log)
 

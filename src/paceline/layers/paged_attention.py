@@ -1,6 +1,7 @@
 """Paged attention on a GPU, by the Triton kernels."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,17 +40,20 @@ class DecodeCut:
 
 ANY = 1 << 31
 WIDE = (
+    DecodeCut(8, DecodeTiles(64, 2, 3, early=True), 4),
     DecodeCut(32, DecodeTiles(32, 2, 4, early=True), 4),
     DecodeCut(64, DecodeTiles(64, 2, 3), 2),
     DecodeCut(128, DecodeTiles(32, 2, 4, early=True), 4),
-    DecodeCut(ANY, DecodeTiles(64, 2, 2), 4),
+    DecodeCut(4096, DecodeTiles(64, 2, 2), 4),
+    DecodeCut(ANY, DecodeTiles(32, 1, 3), 4),
 )
 """For caches with 2 bytes an element and heads of at most 128."""
 NARROW = (
     DecodeCut(32, DecodeTiles(32, 2, 4, early=True), 4),
     DecodeCut(64, DecodeTiles(64, 2, 3), 2),
     DecodeCut(128, DecodeTiles(32, 2, 4, early=True), 4),
-    DecodeCut(ANY, DecodeTiles(64, 2, 3), 4),
+    DecodeCut(4096, DecodeTiles(64, 2, 3), 4),
+    DecodeCut(ANY, DecodeTiles(32, 1, 4), 4),
 )
 """With 1 byte an element."""
 
@@ -103,6 +107,8 @@ class PagedAttention:
         self._multiprocessors = 132
         if device.type == "cuda":
             self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        # For single rows beside longer ones: those wait for the memory, these for the tensor cores.
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._cudnn = CudnnPrefill(device) if CudnnPrefill.available(device) else None
         # Few rows have many splits and many rows have few: rows, heads and splits together are never more programs.
         programs = max(cut.programs for cut in (*WIDE, *NARROW)) * self._multiprocessors
@@ -201,7 +207,27 @@ class PagedAttention:
             dtype=self._dtype,
             pdl=plan.pdl,
         )
-        if singles:
+        stream = torch.cuda.current_stream() if self._side is not None else None
+        written = stream.record_event() if stream is not None and singles else None
+        if plan.longer is not None and self._cudnn is not None:
+            self._cudnn.attend(query, keys, values, plan.longer, out=heads)
+        else:
+            prefill_attention(
+                query,
+                keys,
+                values,
+                plan.block_table[singles:],
+                batch.query_start[singles:],
+                batch.context_len[singles:],
+                batch.max_query_len,
+                window=plan.window,
+                out=heads,
+            )
+        if not singles:
+            return out
+        with nullcontext() if self._side is None else torch.cuda.stream(self._side):
+            if self._side is not None and written is not None:
+                self._side.wait_event(written)
             decode_attention(
                 query[:singles],
                 keys,
@@ -214,18 +240,6 @@ class PagedAttention:
                 tiles=plan.tiles,
                 out=heads[:singles],
             )
-        if plan.longer is not None and self._cudnn is not None:
-            self._cudnn.attend(query, keys, values, plan.longer, out=heads)
-            return out
-        prefill_attention(
-            query,
-            keys,
-            values,
-            plan.block_table[singles:],
-            batch.query_start[singles:],
-            batch.context_len[singles:],
-            batch.max_query_len,
-            window=plan.window,
-            out=heads,
-        )
+        if stream is not None and self._side is not None:
+            stream.wait_stream(self._side)
         return out

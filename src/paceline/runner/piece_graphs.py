@@ -59,7 +59,7 @@ class PieceGraphs:
         if place == len(self._sizes):
             return None
         size = self._sizes[place]
-        return size if size <= MOST or size - tokens <= size // 16 else None
+        return size if size <= MOST or size - tokens <= size // 128 else None
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.kernels.triton.decode_kernel import LOG2_E, decode_kernel
 from paceline.kernels.triton.rotary_cache import check_cache
 
-_MIN_TOKENS = 64
+_MIN_TOKENS = 128
 """What shorter rows are split into at least."""
 
 

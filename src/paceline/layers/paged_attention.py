@@ -49,6 +49,7 @@ WIDE = (
 )
 """For caches with 2 bytes an element and heads of at most 128."""
 NARROW = (
+    DecodeCut(8, DecodeTiles(64, 2, 3, early=True), 4),
     DecodeCut(32, DecodeTiles(32, 2, 4, early=True), 4),
     DecodeCut(64, DecodeTiles(64, 2, 3), 2),
     DecodeCut(128, DecodeTiles(32, 2, 4, early=True), 4),

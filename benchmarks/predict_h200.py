@@ -311,6 +311,7 @@ def main() -> None:
         for mode in SHIPPED:
             if mode in by_mode:
                 model = shipped_model(mode, by_mode[mode], predictions[mode], options.rows.name)
+                options.models.mkdir(parents=True, exist_ok=True)
                 model.save(options.models / f"{model.name}.json")
     print(table(every))
     for name in ("summary", "summary_with_ttft_near_saturation"):

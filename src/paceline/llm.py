@@ -1,6 +1,5 @@
 """The Python API for batches: the engine runs in this process."""
 
-import gc
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from paceline.checkpoint.checkpoint import open_checkpoint
 from paceline.checkpoint.source import locate
 from paceline.checkpoint.tokenizer import Tokenizer
 from paceline.core import EngineCore, build_core
+from paceline.engine.collector import calm_collector
 from paceline.engine.config import EngineConfig
 from paceline.engine.invalid import InvalidRequest
 from paceline.engine.limits import Limits
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 class LLM:
     """A model in this process, for batches of prompts. One thread at a time.
+
+    From then on Python's garbage collector runs more rarely in the process (`calm_collector`).
 
     Args:
         model: alias (``smollm2``), folder, GGUF file or hub id (``ORG/NAME``).
@@ -50,9 +52,7 @@ class LLM:
         self._front = Front(open_checkpoint(path))
         with StartProgress() as progress:
             self._core: EngineCore | None = build_core(replace(self.config, model=str(path)), progress)
-        # What the engine is made of lives as long as it: collections during steps need not look at it.
-        gc.collect()
-        gc.freeze()
+        calm_collector()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import interpreted  # noqa: F401
 from paceline.layers.kv_cache import KVCache
-from paceline.runner import decode_graphs, gpu, gpu_step, make_runner, piece_graphs
+from paceline.runner import decode_graphs, gpu, gpu_step, graph_pool, make_runner, piece_graphs
 from paceline.runner.decode_graphs import DecodeGraphs
 
 GIB = 1 << 30
@@ -120,7 +120,7 @@ class Decodes(DecodeGraphs):
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """``device="cuda"`` is there."""
     shim = Torch()
-    for module in (gpu, gpu_step, decode_graphs, piece_graphs, make_runner):
+    for module in (gpu, gpu_step, graph_pool, make_runner):
         monkeypatch.setattr(module, "torch", shim)
     write = KVCache.write
     monkeypatch.setattr(KVCache, "write", lambda self, layer, slots, data: write(self, layer, slots.long(), data))

@@ -1,7 +1,6 @@
 """The engine process: runs the core's loop and answers the clients. Started by `paceline.ipc.client`."""
 
 import faulthandler
-import gc
 import importlib
 import logging
 import os
@@ -19,6 +18,7 @@ import msgspec
 import zmq
 
 from paceline.checkpoint.error import CheckpointError
+from paceline.engine.collector import calm_collector
 from paceline.engine.config import InvalidConfig
 from paceline.engine.request import CoreStats, Request
 from paceline.ipc.messages import (
@@ -259,8 +259,7 @@ def main(argument: str) -> int:
         module, _, function = launch.core.partition(":")
         build = getattr(importlib.import_module(module), function)
         core: EngineCore = build(launch.config, lambda stage, share: outboxes.send(0, Loading(stage, share)))
-        gc.collect()
-        gc.freeze()
+        calm_collector()
         progress.stats = core.stats
         outboxes.send(0, Ready(core.limits, core.stats))
         EngineLoop(core, inbox, outboxes, progress).run()

@@ -2,12 +2,12 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.runner.alias import alias
+from paceline.runner.graph_pool import GraphPool
 
 FIRST = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Captured before the engine is ready; the rest follows when there is nothing to do. Small steps read the weights,
@@ -27,12 +27,11 @@ class DecodeGraphs:
         waiting: sizes still to be captured.
     """
 
-    def __init__(self, forward: Callable[[int], tuple[Tensor, Tensor]], sizes: list[int], pool: Any) -> None:
+    def __init__(self, forward: Callable[[int], tuple[Tensor, Tensor]], sizes: list[int], pool: GraphPool) -> None:
         """
         Args:
             forward: ``forward(size)`` launches a step of ``size`` rows that reads the same memory every time; gives its
                 hidden states and scores.
-            pool: of the graphs' memory; nothing that shares it may run at the same time.
         """
         self._forward, self._pool = forward, pool
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
@@ -54,9 +53,7 @@ class DecodeGraphs:
         """Captures the next waiting size. Nothing may be under way."""
         size = self.waiting.pop(0)
         self._forward(size)  # compiles what is not compiled yet
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with self._pool.capture() as graph:
             hidden, logits = self._forward(size)
         self._graphs[size] = graph, alias(hidden), alias(logits)
         self._captured = sorted(self._graphs)

@@ -28,6 +28,7 @@ from paceline.runner.decode_graphs import FIRST, DecodeGraphs, graph_sizes
 from paceline.runner.device_rows import ON_DEVICE, DeviceRows, concatenated
 from paceline.runner.device_sampler import DeviceSampler
 from paceline.runner.gpu_step import GPUStep
+from paceline.runner.graph_pool import GraphPool
 from paceline.runner.kv_capacity import MIB, kv_capacity
 from paceline.runner.memory import available_memory
 from paceline.runner.piece_graphs import PieceGraphs, piece_sizes
@@ -39,8 +40,8 @@ SINGLE_ROWS = (1, 128)
 LONG_ROWS = (1, 2, 4, 8, 16)
 """Numbers of rows of one token, and of long ones, at which steps that are not captured take other kernels or plans."""
 
-GRAPH_BYTES = 3 << 20
-"""What the driver keeps for one captured step, about."""
+GRAPH_BYTES = 7 << 19
+"""What the driver keeps for one graph, about, whether it holds a layer or all of them."""
 
 
 class GPURunner:
@@ -90,7 +91,7 @@ class GPURunner:
             progress=progress,
         )
         self.kv_layout = self._decoder.kv_layout(sizes.block_size)
-        pool = torch.cuda.graph_pool_handle()
+        pool = GraphPool(device)
         self._pieces = PieceGraphs(self._decoder, piece_sizes(sizes.max_num_batched_tokens), pool)
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(device)[0]
@@ -168,6 +169,8 @@ class GPURunner:
         for done, _ in enumerate(side_by_side(jobs)):
             self._report("compiling kernels", (done + 1) / len(jobs))
         self._report("measuring memory", 0.0)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # of jobs that were done at the same time
         hidden = largest()
         states = hidden.new_zeros(min(sizes.max_num_seqs, tokens), spec.hidden_size)
         logits = self._decoder.logits(states)
@@ -185,7 +188,7 @@ class GPURunner:
         self._pieces.warm_up()
         torch.cuda.synchronize()
         pieces = torch.cuda.max_memory_allocated(self._device) - held
-        graphs += 2 * len(self._pieces.waiting)
+        graphs += self._pieces.count
         return eager + 2 * decode + pieces + graphs * GRAPH_BYTES + self._sampler.most_bytes(most)
 
     def _dummy(self, query_len: list[int]) -> Callable[[], Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.layers.attention import AttentionBatch
 from paceline.models.decoder import Decoder
 from paceline.runner.alias import alias
+from paceline.runner.graph_pool import GraphPool
 
 MOST = 2048
 """Steps of more tokens take the GPU longer than their launches take the host."""
@@ -35,23 +36,23 @@ class PieceGraphs:
         waiting: sizes still to be captured.
     """
 
-    def __init__(self, decoder: Decoder, sizes: list[int], pool: Any) -> None:
-        """Takes memory for the input of attention's successor, for the largest size.
-
-        Args:
-            pool: of the graphs; nothing that shares it may run at the same time.
-        """
+    def __init__(self, decoder: Decoder, sizes: list[int], pool: GraphPool) -> None:
+        """Takes memory for the input of attention's successor, for the largest size."""
         self._decoder, self._pool = decoder, pool
         # The largest first: smaller ones then find its memory in the pool.
         self.waiting = sorted(sizes, reverse=True)
         self._sizes: list[int] = []
         self._pieces: dict[int, list[torch.cuda.CUDAGraph]] = {}
         self._outputs: dict[int, list[Tensor]] = {}
-        self._stream = torch.cuda.Stream(decoder.device)
         self._captures: Generator[None, None, None] = self._capture_all()
         most, spec = max(sizes, default=0), decoder.spec
         self._ids = torch.zeros(most, dtype=torch.int32, device=decoder.device)
         self._attended = torch.zeros(most, spec.num_heads * spec.head_dim, dtype=decoder.dtype, device=decoder.device)
+
+    @property
+    def count(self) -> int:
+        """Graphs, of captured and waiting sizes."""
+        return (len(self._sizes) + len(self.waiting)) * (self._decoder.spec.num_layers + 1)
 
     def fit(self, tokens: int) -> int | None:
         """The smallest captured size that holds so many tokens; None where too much of it would be wasted."""
@@ -80,18 +81,11 @@ class PieceGraphs:
             decoder, ids, attended = self._decoder, self._ids[:size], self._attended[:size]
             pieces, outputs = [], []
             for index in range(decoder.spec.num_layers + 1):
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                # Not by `torch.cuda.graph`, which empties the allocator's caches: a piece is captured in every pause.
-                with torch.cuda.stream(self._stream):
-                    graph.capture_begin(self._pool)
-                    try:
-                        if residual is None:
-                            x, residual = decoder.enter(ids)
-                        else:
-                            x, residual = decoder.advance(index - 1, attended, residual)
-                    finally:
-                        graph.capture_end()
+                with self._pool.capture() as graph:
+                    if residual is None:
+                        x, residual = decoder.enter(ids)
+                    else:
+                        x, residual = decoder.advance(index - 1, attended, residual)
                 pieces.append(graph)
                 outputs.append(alias(x))
                 del x  # the next piece may overwrite it: attention has read it by then

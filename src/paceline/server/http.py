@@ -1,7 +1,6 @@
 """One process's HTTP: the app on a socket, until it is asked to stop."""
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from paceline.async_llm import AsyncLLM
+from paceline.engine.collector import calm_collector
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.listener import StartError, url
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 """Longer than the idle time of common clients and proxies, so that they close first and no request meets a closing
 connection."""
-GC_THRESHOLDS = (20_000, 20, 100)
-"""Python's own would look at the objects of all open requests again and again."""
 
 
 async def serve_http(
@@ -56,9 +54,7 @@ async def serve_http(
         url(config, listener),
         on_ready,
     )
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    calm_collector()
     running = asyncio.create_task(server.serve([listener]))
     try:
         await asyncio.wait({running, stop.first}, return_when=asyncio.FIRST_COMPLETED)

@@ -47,7 +47,7 @@ class AsyncLLM:
         self,
         config: EngineConfig,
         *,
-        core: str = "paceline.core:build_core",
+        core: str = "paceline.core:build_served_core",
         heartbeat_timeout: float = 5.0,
         step_timeout: float = 120.0,
         join: Seat | None = None,

@@ -1,6 +1,7 @@
 """From a config to an engine core: the only module that imports both the engine and the runners."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,14 +9,14 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.engine_core import EngineCore
 from paceline.engine.limits import Limits
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sizes import Sizes
+from paceline.engine.sizes import SERVED_TOKENS, Sizes
 from paceline.engine.step import Runner
 from paceline.engine.step_log import LoggingRunner
 
 if TYPE_CHECKING:
     from paceline.checkpoint.tokenizer import Tokenizer
 
-__all__ = ["EngineCore", "Progress", "assemble", "build_core"]
+__all__ = ["EngineCore", "Progress", "assemble", "build_core", "build_served_core"]
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
@@ -34,6 +35,17 @@ def build_core(config: EngineConfig, progress: Progress | None = None) -> Engine
 
     runner = make_runner(config, checkpoint, progress)
     return assemble(config, runner.sizes, runner, runner.limits, eos_ids)
+
+
+def build_served_core(config: EngineConfig, progress: Progress | None = None) -> EngineCore:
+    """`build_core` for requests that come one by one, whose users wait for every token: by default a GPU's steps are
+    smaller (`SERVED_TOKENS`)."""
+    if config.max_num_batched_tokens is None and config.simulate is None:
+        from paceline.runner.make_runner import device_type
+
+        if device_type(config) == "cuda":
+            config = replace(config, max_num_batched_tokens=SERVED_TOKENS)
+    return build_core(config, progress)
 
 
 def _simulated(config: EngineConfig, tokenizer: "Tokenizer", eos_ids: Sequence[int]) -> EngineCore:

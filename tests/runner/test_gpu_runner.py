@@ -9,6 +9,8 @@ import torch
 from emulated_gpu import emulated_gpu  # noqa: F401
 
 from paceline import LLM, SamplingParams
+from paceline.core import build_core, build_served_core
+from paceline.engine.config import EngineConfig
 from paceline.runner import gpu
 from paceline.runner.gpu import GPURunner
 from tiny_models import make_tiny
@@ -92,3 +94,18 @@ def test_equal_to_the_cpu(family, tmp_path: Path, monkeypatch):
         assert flat(got.prompt_logprobs) == pytest.approx(flat(wanted.prompt_logprobs), abs=1e-4)
     assert flat(found[1].prompt_logprobs)
     assert flat(found[2].outputs[0].logprobs)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+@pytest.mark.parametrize(
+    ("build", "asked", "budget"),
+    [(build_core, None, 8448), (build_served_core, None, 1024), (build_served_core, 136, 136)],
+)
+def test_step_budget_of_a_server(build, asked, budget, tmp_path: Path):
+    """A smaller default than of batches, as docs/engine.md states."""
+    make_tiny(tmp_path, "llama", max_position_embeddings=64)
+    knobs = {"max_num_seqs": 2, "block_size": 16, "kv_cache_bytes": 1 << 20}
+    config = EngineConfig(model=str(tmp_path), device="cuda", max_num_batched_tokens=asked, **knobs)
+    core = build(config)
+    assert core._runner.sizes.max_num_batched_tokens == core._scheduler.max_num_batched_tokens == budget
+    core.close()

@@ -45,7 +45,7 @@ class EngineClient(EngineLink):
         self,
         config: EngineConfig,
         *,
-        core: str = "paceline.core:build_core",
+        core: str = "paceline.core:build_served_core",
         heartbeat_timeout: float = 5.0,
         step_timeout: float = 120.0,
         on_progress: Callable[[str, float], None] | None = None,

@@ -27,7 +27,9 @@ from paceline.server.socket_log import LoggedListener, SocketLog
 from paceline.server.stop import StopBySignal
 
 
-def serve(engine_config: EngineConfig, server_config: ServerConfig, *, core: str = "paceline.core:build_core") -> None:
+def serve(
+    engine_config: EngineConfig, server_config: ServerConfig, *, core: str = "paceline.core:build_served_core"
+) -> None:
     """Serves until SIGTERM or SIGINT, then lets running requests end.
 
     Args:

@@ -294,16 +294,23 @@ def http(folder: Path, results: Results, mode: str, knobs: dict[str, int], in_pr
     assert point["valid"], f"not valid: {point['reasons']}"
 
 
-def profile(llm: LLM, folder: Path, batch: int, length: int) -> None:
-    """Where the time of decode steps goes: a table on the terminal and a trace for chrome://tracing."""
+def profile(llm: LLM, results: Results, folder: Path, load: str) -> None:
+    """Where the time of steps goes: a table on the terminal and a trace for chrome://tracing and `timeline.py`."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    timed(llm, prompts(batch, length), 4)
+    def work() -> None:
+        if load == "mixed":
+            mixed(llm, results, 1.0)
+        else:
+            batch, length = map(int, load.split("x"))
+            timed(llm, prompts(batch, length), 12)
+
+    work()
     with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        timed(llm, prompts(batch, length), 12)
+        work()
     print(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=60))
-    profiler.export_chrome_trace(str(folder / f"trace-{batch}x{length}.json.gz"))
+    profiler.export_chrome_trace(str(folder / f"trace-{load}.json.gz"))
 
 
 def engine(folder: Path, results: Results, mode: str, **flags: Any) -> LLM:
@@ -349,7 +356,7 @@ def main() -> None:
     )
     parser.add_argument("--step-logs", type=Path, help="folder for a step log of each engine; rows name their lines")
     parser.add_argument("--commit", default="", help="recorded in each row; default: what git says")
-    parser.add_argument("--profile", default="", help="BATCHxPROMPT: profile decode steps instead")
+    parser.add_argument("--profile", default="", help="BATCHxPROMPT or mixed: profile steps instead")
     options = parser.parse_args()
     cases = set(options.cases.split(","))
     modes = options.modes.split(",")
@@ -372,9 +379,8 @@ def main() -> None:
         if options.profile:
             for mode in modes:
                 with engine(folder, results, mode, **knobs) as llm:
-                    for shape in options.profile.split(","):
-                        batch, length = map(int, shape.split("x"))
-                        profile(llm, options.out.parent, batch, length)
+                    for load in options.profile.split(","):
+                        profile(llm, results, options.out.parent, load)
             return
         for mode in modes:
             if {"start", "tpot", "throughput", "rps"} & cases:

@@ -238,7 +238,10 @@ def table(predictions: Sequence[Predicted]) -> str:
     for one in predictions:
         for key, error in one.errors.items():
             queue = " (near saturation)" if one.queue and key == "ttft_mean" else ""
-            values = f"{one.measured.row[key]:,.4g} | {one.values[key]:,.4g}"
+            values = " | ".join(
+                f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+                for value in (one.measured.row[key], one.values[key])
+            )
             row = f"{one.measured.row['mode']} | {one.measured.name} | `{key}`{queue}"
             lines.append(f"| {row} | {values} | {100 * error:+.1f}% |")
     return "\n".join(lines)

@@ -1,10 +1,11 @@
-"""Where the time of a decode step goes, kernel by kernel, from a trace of `benchmarks/h200.py --profile`.
+"""Where the time of a step goes, kernel by kernel, from a trace of `benchmarks/h200.py --profile`.
 
     python benchmarks/timeline.py trace-8x2048.json.gz [--out FILE]
+    python benchmarks/timeline.py trace-mixed.json.gz --steps mixed
 
-Kernels overlap, because one starts while the one before still runs. So each gets the time by which it moves the end of
-the step: from the end of what ran before it to its own end, or from its start where nothing ran. The profiler itself
-adds a little to every launch.
+Kernels overlap, because one starts while the one before still runs, or beside it. So each gets the time by which it
+moves the end of the step: from the end of what ran before it to its own end, or from its start where nothing ran. The
+profiler itself adds a little to every launch.
 """
 
 import argparse
@@ -15,34 +16,41 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-FIRST = "_gather_rows_kernel"
-"""The kernel that a decode step begins with."""
+SAMPLER = "_race"
+"""The kernel that a step ends with."""
+DECODE = "_gather_rows_kernel"
+"""The kernel that a captured decode step begins with, and no other has."""
 
 
-def steps(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Kernels and copies of each decode step, in order of their start."""
-    work = sorted((e for e in events if e.get("cat") in ("kernel", "gpu_memcpy")), key=lambda e: float(e["ts"]))
-    marks = [index for index, event in enumerate(work) if FIRST in event["name"]]
-    return [work[one:two] for one, two in pairwise(marks)]
+def steps(events: list[dict[str, Any]], kind: str) -> list[tuple[float, list[dict[str, Any]]]]:
+    """Of each decode or mixed step: when the sampler before it ended, and its kernels and copies by their start."""
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    work = sorted((e for e in events if e.get("cat") in kinds), key=lambda e: float(e["ts"]))
+    samplers = [index for index, event in enumerate(work) if SAMPLER in event["name"]]
+    found = [(end(work[one]), work[one + 1 : two + 1]) for one, two in pairwise(samplers)]
+    return [step for step in found if any(DECODE in event["name"] for event in step[1]) == (kind == "decode")]
 
 
-def shares(step: list[dict[str, Any]], end: float) -> tuple[dict[str, list[float]], float]:
-    """Microseconds of each kernel, and without any, until ``end``."""
+def end(event: dict[str, Any]) -> float:
+    return float(event["ts"]) + float(event["dur"])
+
+
+def shares(begin: float, step: list[dict[str, Any]]) -> tuple[dict[str, list[float]], float]:
+    """Microseconds of each kernel, and without any."""
     taken: dict[str, list[float]] = {}
-    idle, reached = 0.0, float(step[0]["ts"])
+    idle, reached = 0.0, begin
     for event in step:
-        start, stop = float(event["ts"]), float(event["ts"]) + float(event["dur"])
+        start, stop = float(event["ts"]), end(event)
         idle += max(0.0, start - reached)
         taken.setdefault(event["name"].split("<")[0].split("(")[0], []).append(max(0.0, stop - max(start, reached)))
         reached = max(reached, stop)
-    return taken, idle + max(0.0, end - reached)
+    return taken, idle
 
 
-def summarise(trace: Path) -> dict[str, Any]:
+def summarise(trace: Path, kind: str) -> dict[str, Any]:
     """Medians over the steps of a trace."""
-    found = steps(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])
-    spans = [(step, float(after[0]["ts"])) for step, after in pairwise(found[2:])]
-    results = [shares(step, end) for step, end in spans]
+    found = steps(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"], kind)[2:]
+    results = [shares(begin, step) for begin, step in found]
     names = sorted({name for taken, _ in results for name in taken})
     kernels = [
         {
@@ -54,19 +62,21 @@ def summarise(trace: Path) -> dict[str, Any]:
     ]
     return {
         "trace": trace.name,
+        "kind": kind,
         "steps": len(results),
-        "step_us": statistics.median(end - float(step[0]["ts"]) for step, end in spans),
+        "step_us": statistics.median(max(map(end, step)) - begin for begin, step in found),
         "idle_us": statistics.median(idle for _, idle in results),
-        "kernels": sorted(kernels, key=lambda row: -float(row["us_a_step"])),
+        "kernels": sorted((row for row in kernels if row["launches"]), key=lambda row: -float(row["us_a_step"])),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
+    parser.add_argument("--steps", default="decode", choices=("decode", "mixed"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    summary = summarise(options.trace)
+    summary = summarise(options.trace, options.steps)
     print(f"step {summary['step_us']:.0f} us, of which nothing runs for {summary['idle_us']:.0f} us")
     for row in summary["kernels"]:
         print(f"{row['us_a_step']:9.1f} us {row['launches']:5.0f} x  {row['kernel']}")

@@ -166,8 +166,8 @@ class GPURunner:
             *map(self._dummy, self._mixed(length, tokens)),
         ]
         jobs = [largest, *jobs, *(partial(self._decode, size) for size in FIRST if size <= most)]
-        for done, _ in enumerate(side_by_side(jobs)):
-            self._report("compiling kernels", (done + 1) / len(jobs))
+        for share in side_by_side(jobs):
+            self._report("compiling kernels", share)
         self._report("measuring memory", 0.0)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # of jobs that were done at the same time

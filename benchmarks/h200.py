@@ -8,7 +8,8 @@ as soon as it is measured.
 
 TPOT is (wall time for 128 output tokens - wall time for 1) / 127, with ``batch`` requests sent at once. Throughput is
 output tokens over wall time, all requests sent at once. Online rows send requests at Poisson times and count TTFT from
-the time at which a request was due. One default configuration serves every row, unless a row names its ``flags``.
+the time at which a request was due. One default configuration serves every row, unless a row names its ``flags``:
+online rows have the budget of a promise of 20 ms, and one row of long outputs runs as many requests as fit.
 
 With ``--step-logs FOLDER`` every engine logs its steps, and a row names the lines that are its own: ``predict_h200.py``
 fits to them. An engine that fails, or a row that is wrong, does not end the run; the exit status then is 1.
@@ -52,11 +53,17 @@ TPOT = {
     "fp8kv": [*((1 << power, 2048) for power in range(7)), (1, 128), (8, 128), (64, 128)],
 }
 THROUGHPUT = {
-    "bf16": [(128, 128, 2048), (2048, 128, 512), (2048, 2048, 192), (128, 2048, 512), (128, 2048, 768)],
+    "bf16": [(128, 128, 2048), (2048, 128, 512), (2048, 2048, 192), (128, 2048, 512)],
     "fp8": [(128, 128, 2048), (2048, 128, 512), (2048, 2048, 192), (128, 2048, 512)],
     "fp8kv": [(128, 128, 2048), (2048, 128, 512), (2048, 2048, 192), (128, 2048, 512)],
 }
+CROWDED = {"bf16": [(128, 2048, 768)]}
+"""Throughput rows whose requests together want twice the memory that is there, so that most would be preempted."""
+CROWDED_FLAGS = {"max_num_seqs": 384}
+"""As many as fit until they end."""
 RATES = {"bf16": [(8.0, 96), (11.0, 132), (13.0, 156), (14.0, 168), (15.0, 180)]}
+ONLINE_FLAGS = {loads.BUDGET: 640}
+"""Steps of at most 20 ms."""
 SOAK_KV_BYTES = {"bf16": 24 << 30, "fp8": 24 << 30, "fp8kv": 12 << 30}
 """A quarter of what 1,024 rows want, so that many requests are preempted."""
 HTTP = (128, 128, 2048)
@@ -368,6 +375,10 @@ def main() -> None:
     knobs = {key: int(value) for key, value in (each.split("=") for each in options.set)}
     rates = {float(rate) for rate in options.rates.split(",") if rate}
     budgets = [int(budget) for budget in options.budgets.split(",")]
+
+    def chosen(case: tuple[int, int, int]) -> bool:
+        return not shapes or f"{case[0]}x{case[1]}" in shapes
+
     results = Results(options.out, options.commit or git_commit(), options.step_logs)
     if options.step_logs:
         options.step_logs.mkdir(parents=True, exist_ok=True)
@@ -383,15 +394,20 @@ def main() -> None:
                         profile(llm, results, options.out.parent, load)
             return
         for mode in modes:
-            if {"start", "tpot", "throughput", "rps"} & cases:
+            if {"start", "tpot", "throughput"} & cases:
                 with attempt(failed, f"{mode} rows"), engine(folder, results, mode, **knobs) as llm:
                     if "tpot" in cases:
                         tpot(llm, results, [case for case in TPOT[mode] if not batches or case[0] in batches])
                     if "throughput" in cases:
-                        chosen = [case for case in THROUGHPUT[mode] if not shapes or f"{case[0]}x{case[1]}" in shapes]
-                        throughput(llm, results, chosen)
-                    if "rps" in cases:
-                        online(llm, results, [case for case in RATES.get(mode, []) if not rates or case[0] in rates])
+                        throughput(llm, results, list(filter(chosen, THROUGHPUT[mode])))
+            if "throughput" in cases and (crowded := list(filter(chosen, CROWDED.get(mode, [])))):
+                flags = {**CROWDED_FLAGS, **knobs}
+                with attempt(failed, f"{mode} crowded"), engine(folder, results, mode, **flags) as llm:
+                    throughput(llm, results, crowded)
+            if "rps" in cases and mode in RATES:
+                flags = {**ONLINE_FLAGS, **knobs}
+                with attempt(failed, f"{mode} online"), engine(folder, results, mode, **flags) as llm:
+                    online(llm, results, [case for case in RATES[mode] if not rates or case[0] in rates])
             if "http" in cases:
                 with attempt(failed, f"{mode} http"):
                     length, tokens, count = HTTP

@@ -162,11 +162,25 @@ def test_the_help_says_batch_only_where_it_is_taken():
         assert ("{batch}" in invoke(verb, "--help")[1]) == (verb == "batch")
 
 
-def test_other_ends_are_interruptions_too():
-    for number in (signal.SIGTERM, signal.SIGHUP):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_ends_are_interruptions_too(number):
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
         with pytest.raises(KeyboardInterrupt), ends_as_interruption():
             os.kill(os.getpid(), number)
         assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ends_as_interruption():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

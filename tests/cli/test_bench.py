@@ -130,7 +130,9 @@ def test_an_interrupted_run_leaves_logs_and_a_partial_report(command, tmp_path):
         socket.create_connection(("127.0.0.1", int(command[1].rsplit(":", 1)[1])), 1)
     results = json.loads((tmp_path / "r.json").read_text())
     assert results["interrupted"] is True
-    assert [point["name"] for point in results["points"]] == ["rate=50"]
+    assert [point["name"] for point in results["points"]] == ["rate=50", "rate=1"]
+    cut = [any("interrupted" in reason for reason in point["reasons"]) for point in results["points"]]
+    assert cut == [False, True]
     code, output = invoke("report", tmp_path / "logs", "--json", tmp_path / "again.json")
     assert code == 0, output
     points = json.loads((tmp_path / "again.json").read_text())["points"]

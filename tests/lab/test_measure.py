@@ -127,7 +127,7 @@ def test_no_requests_and_no_constraints() -> None:
 
 
 def test_interrupted_requests_that_were_never_sent_do_not_count_as_missed() -> None:
-    records = [steady(0, 0.0), RequestRecord(1, 60.0, error="not sent before the stage was interrupted")]
+    records = [steady(0, 0.0), RequestRecord(1, 60.0, error="not sent before the log breaks off")]
     point = measure(log_of(records, interrupted=True), parse_constraints("ttft_max < 1s"))
     assert point.attainment == 1.0
     assert (point.requests.sent, point.requests.failed, point.valid) == (1, 1, False)

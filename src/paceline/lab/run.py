@@ -3,13 +3,13 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from paceline.lab.client.log import read_log
+from paceline.lab.client.log import InvalidLog, read_log
 from paceline.lab.client.machine import machine
 from paceline.lab.client.run import LoadWorkerFailed, Progress, run_stage
 from paceline.lab.command_line import command_line
@@ -133,7 +133,7 @@ class ExperimentRun:
         """Measures everything. An engine that fails leaves the others to be measured; `Results.failures` says why.
 
         Raises:
-            KeyboardInterrupt: `results` then has what was measured before, and the stage that was cut is in `logs`.
+            KeyboardInterrupt: `results` then has what was measured; the stage that was cut is not valid.
         """
         for target in self.experiment.targets:
             try:
@@ -207,17 +207,25 @@ class ExperimentRun:
             if notify is not None:
                 notify(target, stage.name, state)
 
+        def measured(gpu: dict[str, float] | None) -> Point:
+            point = replace(measure(read_log(path), self._constraints), gpu=gpu)
+            if batch_kind is not None:
+                point = replace(point, batch_kind=batch_kind)
+            self.results = replace(self.results, points=[*self.results.points, point])
+            if self._on_point is not None:
+                self._on_point(target, point)
+            return point
+
         self.logs.append(path)
-        with watching(is_local(target.url)) as watched:
-            run_stage(target, stage, path, workers=self.experiment.workers, on_progress=progress)
-        point = replace(measure(read_log(path), self._constraints), gpu=watched.figures or None)
-        if batch_kind is not None:
-            point = replace(point, batch_kind=batch_kind)
+        try:
+            with watching(is_local(target.url)) as watched:
+                run_stage(target, stage, path, workers=self.experiment.workers, on_progress=progress)
+        except KeyboardInterrupt:
+            with suppress(InvalidLog, OSError):  # it may have been stopped before the first line
+                measured(None)
+            raise
         self.results = self.results.with_gpus(target.name, watched.gpus)
-        self.results = replace(self.results, points=[*self.results.points, point])
-        if self._on_point is not None:
-            self._on_point(target, point)
-        return point
+        return measured(watched.figures or None)
 
     def _search(self, target: Target, plan: SearchPlan, take: Callable[[Stage], Point]) -> None:
         """Repeats the experiment's first stage under other loads."""

@@ -54,7 +54,7 @@ def carry_out(experiment: Experiment, files: Files) -> None:
             with ends_as_interruption():
                 run.run()
         except KeyboardInterrupt:
-            typer.echo("Interrupted: the report has what was measured before.", err=True)
+            typer.echo("Interrupted: the report has what was measured until then.", err=True)
             interrupted = True
     for failure in run.results.failures:
         typer.echo(f"Error: {failure}", err=True)

@@ -250,7 +250,7 @@ def _records(path: Path, stage: Stage, interrupted: bool, keep_text: bool) -> li
     for parser in parsers.values():
         record = parser.record
         if record.ended is None and record.error is None:
-            before = "the end" if not interrupted else "the stage was interrupted"
+            before = "the end" if not interrupted else "the log breaks off"
             record.error = f"not {'sent' if record.sent is None else 'answered'} before {before}"
         records.append(parser.finish())
     return records

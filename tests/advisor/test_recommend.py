@@ -86,7 +86,7 @@ def test_limits_that_touch_are_told_apart() -> None:
 
 def test_equal_limits_cost_the_same() -> None:
     runs = [results(sweep("vllm", [10], [11]) + sweep("paceline", [10], [11]))]
-    sentence = "It costs as much as paceline, which has more room: 9 against 9 requests/s a replica."
+    sentence = "It costs as much as paceline and has as much room: 9 requests/s a replica."
     assert lost(recommend(runs, PRICES))["vllm"] == sentence
 
 
@@ -103,6 +103,14 @@ def test_a_limit_that_was_not_found_is_no_defeat() -> None:
     found = recommend(runs, PRICES)
     assert lost(found)["vllm"].startswith("Its limit is not known: it kept every valid load, up to 5 requests/s.")
     assert any("vllm: no valid load broke" in caution for caution in found.cautions)
+
+
+def test_nor_is_it_one_where_the_costs_are_equal() -> None:
+    runs = [results(sweep("vllm", [10], []) + sweep("paceline", [10], []))]
+    assert lost(recommend(runs, PRICES))["vllm"] == (
+        "Its limit is not known: it kept every valid load, up to 10 requests/s. By that it costs as much as paceline; "
+        "measure higher loads."
+    )
 
 
 def test_prices_of_gpus_decide() -> None:

@@ -50,15 +50,19 @@ def why_lost(case: Case, winner: Case, constraints: Sequence[Constraint], plan: 
     cost, least = own.ranked_cost, best.ranked_cost
     assert cost is not None
     assert least is not None
-    if cost <= least * (1 + SAME):
-        return (
-            f"It costs as much as {best.engine}, which has more room: {number(best.goodput_rps)} against "
-            f"{number(own.goodput_rps)} requests/s a replica."
-        )
+    same = cost <= least * (1 + SAME)
     if own.broken_load is None:
+        costs = f"as much as {best.engine}" if same else f"{_ratio(cost / least)} what {best.engine} costs"
         return (
             f"Its limit is not known: it kept every valid load, up to {number(own.highest_load)} {unit}. By that it "
-            f"costs {_ratio(cost / least)} what {best.engine} costs; measure higher loads."
+            f"costs {costs}; measure higher loads."
+        )
+    if same:
+        rooms = number(best.goodput_rps), number(own.goodput_rps)
+        if rooms[0] == rooms[1]:
+            return f"It costs as much as {best.engine} and has as much room: {rooms[0]} requests/s a replica."
+        return (
+            f"It costs as much as {best.engine}, which has more room: {' against '.join(rooms)} requests/s a replica."
         )
     if not _told_apart(case, winner):
         return (

@@ -122,19 +122,22 @@ class Decoder:
             yield from self._head.tensors()
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, batch: AttentionBatch, cache: Any) -> Tensor:
+    def forward(
+        self, tokens: Tensor, batch: AttentionBatch, cache: Any, *, layers: Sequence[int] | None = None
+    ) -> Tensor:
         """Computes a step's tokens and stores their keys and values.
 
         Args:
             tokens: ids ``[T]``, as ``batch`` describes them.
             cache: from `make_cache`.
+            layers: those to compute, the last one among them, to see how it is done; None: all.
 
         Returns:
             Hidden states after the last norm, ``[T, hidden]``.
         """
         plans = self.plan(batch, cache)
         x, residual = self.enter(tokens)
-        for index in range(len(self._layers)):
+        for index in range(len(self._layers)) if layers is None else layers:
             x, residual = self.advance(index, self.attend(index, plans, x, cache), residual)
         return x
 

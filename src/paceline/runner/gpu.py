@@ -159,25 +159,28 @@ class GPURunner:
         length = min(tokens, spec.max_position)
         self._allocate([1] * groups, length)
         rest = [tokens % length] if tokens % length else []
-        largest = self._dummy([length] * (tokens // length) + rest)
-        head = self._decoder.logits(torch.zeros(1, spec.hidden_size, dtype=self._decoder.dtype, device=self._device))
+        largest_lens = [length] * (tokens // length) + rest
+        # Layers of a KV group launch the same kernels.
+        kinds = [layer.group for layer in spec.layers]
+        some = sorted({*(kinds.index(kind) for kind in kinds), len(kinds) - 1})
+        logits = torch.zeros(1, spec.vocab_size, dtype=self._decoder.dtype, device=self._device)
         jobs: list[Callable[[], Any]] = [
-            partial(self._sampler.warm_up, head),
-            *map(self._dummy, self._mixed(length, tokens)),
+            partial(self._sampler.warm_up, logits),
+            *(self._dummy(query_len, some) for query_len in [largest_lens, *self._mixed(length, tokens)]),
+            *(partial(self._decode, size) for size in FIRST if size <= most),
         ]
-        jobs = [largest, *jobs, *(partial(self._decode, size) for size in FIRST if size <= most)]
         for share in side_by_side(jobs):
             self._report("compiling kernels", share)
         self._report("measuring memory", 0.0)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # of jobs that were done at the same time
-        hidden = largest()
+        hidden = self._dummy(largest_lens)()
         states = hidden.new_zeros(min(sizes.max_num_seqs, tokens), spec.hidden_size)
         logits = self._decoder.logits(states)
         part = logits[:LOGPROB_ROWS].float()
         token_logprobs(part, torch.zeros(len(part), dtype=torch.int64, device=self._device), 20, self._vocab_limit)
         torch.cuda.synchronize()
-        del largest, jobs, hidden, states, logits, part
+        del jobs, hidden, states, logits, part
         eager = before - torch.cuda.mem_get_info(self._device)[0]
         held = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -191,13 +194,13 @@ class GPURunner:
         graphs += self._pieces.count
         return eager + 2 * decode + pieces + graphs * GRAPH_BYTES + self._sampler.most_bytes(most)
 
-    def _dummy(self, query_len: list[int]) -> Callable[[], Tensor]:
-        """A forward pass over fresh rows of these lengths, all in the sink: its result is nonsense."""
+    def _dummy(self, query_len: list[int], layers: list[int] | None = None) -> Callable[[], Tensor]:
+        """A forward pass over fresh rows of these lengths, all in the sink, by these layers: its result is nonsense."""
         width = -(-max(query_len) // self.sizes.block_size)
         table = torch.zeros(len(query_len), width, dtype=torch.int32, device=self._device)
         batch = AttentionBatch.of(query_len, query_len, [table] * len(self.spec.kv_windows))
         ids = torch.zeros(sum(query_len), dtype=torch.int32, device=self._device)
-        return partial(self._decoder.forward, ids, batch, self._cache)
+        return partial(self._decoder.forward, ids, batch, self._cache, layers=layers)
 
     def _mixed(self, length: int, tokens: int) -> Iterator[list[int]]:
         """Lengths of rows that between them need every kernel of steps that are not captured."""

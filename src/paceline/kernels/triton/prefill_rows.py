@@ -169,6 +169,7 @@ class PrefillRows:
         longest = power_of_2(limit, block_size)
         width = longest // block_size
         copied = -(-max_context // block_size) if copy else 0
+        # Zeros, because `side_by_side` may leave the kernel out, and cuDNN takes these for places.
         ints = torch.zeros(3 * padded + 1 + padded * width, dtype=torch.int32, device=block_table.device)
         query_lens, context_lens, offsets, table = ints.split([padded, padded, padded + 1, padded * width])
         entries = min(1024, power_of_2(width))

@@ -35,7 +35,7 @@ def side_by_side(jobs: Sequence[Callable[[], Any]]) -> Iterator[float]:
     """Does jobs that launch kernels in threads of their own; yields the share that is done, up to 1.
 
     Each job is done twice: first to see which kernels it needs, which are then compiled, each of them once, and then
-    again. The first time what kernels would have written is not there, so nothing may depend on it but numbers.
+    again. The first time, what kernels would have written is not there: nothing may take it for an index.
     Results are dropped, and errors raised: what does not compile, by the job that launches it.
     """
 

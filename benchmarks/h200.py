@@ -188,12 +188,11 @@ def online(llm: LLM, results: Results, cases: list[tuple[float, int]]) -> None:
         )
 
 
-def mixed(llm: LLM, results: Results, seconds: float = loads.MIXED_S) -> None:
+def mixed(llm: LLM, seconds: float) -> dict[str, float]:
     """64 requests decode while prompts of 2,048 tokens keep arriving: when one has its token, the next is sent."""
     core = llm.core
     fresh = iter(prompts(2000, loads.PROMPT))
     decoding, tokens = loads.DECODING, loads.DECODING_OUTPUT
-    begin = results.logged(llm)
     gaps: list[float] = []
     last: dict[int, float] = {}
     for id, prompt in enumerate(prompts(decoding, loads.DECODING_PROMPT)):
@@ -228,15 +227,12 @@ def mixed(llm: LLM, results: Results, seconds: float = loads.MIXED_S) -> None:
     while core.has_work:
         core.step()
     core.check_idle()
-    results.add(
-        kind="mixed",
-        budget=llm.config.max_num_batched_tokens,
-        gap_p50_ms=percentile(gaps, 50) * 1e3,
-        gap_p99_ms=percentile(gaps, 99) * 1e3,
-        out_tps=output_tokens / elapsed,
-        prompt_tps=prompt_tokens / elapsed,
-        **results.steps(llm, begin),
-    )
+    return {
+        "gap_p50_ms": percentile(gaps, 50) * 1e3,
+        "gap_p99_ms": percentile(gaps, 99) * 1e3,
+        "out_tps": output_tokens / elapsed,
+        "prompt_tps": prompt_tokens / elapsed,
+    }
 
 
 def long_context(llm: LLM, results: Results, mode: str, length: int = 131_072, tokens: int = 128) -> None:
@@ -301,14 +297,14 @@ def http(folder: Path, results: Results, mode: str, knobs: dict[str, int], in_pr
     assert point["valid"], f"not valid: {point['reasons']}"
 
 
-def profile(llm: LLM, results: Results, folder: Path, load: str) -> None:
+def profile(llm: LLM, folder: Path, load: str) -> None:
     """Where the time of steps goes: a table on the terminal and a trace for chrome://tracing and `timeline.py`."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
     def work() -> None:
         if load == "mixed":
-            mixed(llm, results, 1.0)
+            mixed(llm, 1.0)
         else:
             batch, length = map(int, load.split("x"))
             timed(llm, prompts(batch, length), 12)
@@ -391,7 +387,7 @@ def main() -> None:
             for mode in modes:
                 with engine(folder, results, mode, **knobs) as llm:
                     for load in options.profile.split(","):
-                        profile(llm, results, options.out.parent, load)
+                        profile(llm, options.out.parent, load)
             return
         for mode in modes:
             if {"start", "tpot", "throughput"} & cases:
@@ -421,7 +417,8 @@ def main() -> None:
                 for budget in budgets:
                     flags = {**knobs, loads.BUDGET: budget}
                     with attempt(failed, f"{mode} mixed {budget}"), engine(folder, results, mode, **flags) as llm:
-                        mixed(llm, results)
+                        begin, figures = results.logged(llm), mixed(llm, loads.MIXED_S)
+                        results.add(kind="mixed", budget=budget, **figures, **results.steps(llm, begin))
         if "memory" in cases:
             for mode in modes:
                 full: dict[str, Any] = {**knobs, "kv_cache_share": 0.95}

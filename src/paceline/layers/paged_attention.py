@@ -1,7 +1,6 @@
 """Paged attention on a GPU, by the Triton kernels."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -208,8 +207,8 @@ class PagedAttention:
             dtype=self._dtype,
             pdl=plan.pdl,
         )
-        stream = torch.cuda.current_stream() if self._side is not None else None
-        written = stream.record_event() if stream is not None and singles else None
+        if singles and self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream())
         if plan.longer is not None and self._cudnn is not None:
             self._cudnn.attend(query, keys, values, plan.longer, out=heads)
         else:
@@ -226,9 +225,7 @@ class PagedAttention:
             )
         if not singles:
             return out
-        with nullcontext() if self._side is None else torch.cuda.stream(self._side):
-            if self._side is not None and written is not None:
-                self._side.wait_event(written)
+        with torch.cuda.stream(self._side):
             decode_attention(
                 query[:singles],
                 keys,
@@ -241,6 +238,6 @@ class PagedAttention:
                 tiles=plan.tiles,
                 out=heads[:singles],
             )
-        if stream is not None and self._side is not None:
-            stream.wait_stream(self._side)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
         return out

@@ -69,12 +69,12 @@ def poison(runner) -> None:
     """Leaves NaN in everything that the graphs write, by a replay of the largest over an embedding of NaN."""
     embedding = runner._decoder._embedding
     kept = embedding.clone()
-    size = max(runner._graphs._graphs)
+    (size,) = max(runner._decodes._captured)
     runner._input[:size] = runner._device_rows.sink_row
     runner._input[size : 2 * size] = 1
     runner._input[2 * size : 3 * size] = 0
     embedding.fill_(torch.nan)
-    hidden, logits = runner._graphs.replay(size)
+    hidden, logits = runner._decodes.replay((size,))
     torch.cuda.synchronize()
     assert hidden.isnan().all()
     assert logits.isnan().all()
@@ -94,13 +94,11 @@ def poison(runner) -> None:
 def check(runner, count: int) -> None:
     chunks = seat(runner, count, seed=count)
     samples = np.arange(count)
-    kept, runner._pieces._sizes = runner._pieces._sizes, []
-    eager = [each.clone() for each in runner._forward(chunks, samples)]
-    runner._pieces._sizes = kept
+    eager = [each.clone() for each in runner._forward(chunks, samples, None)]
     poison(runner)
-    size = runner._graphs.fit(count)
-    assert size is not None
-    replayed = runner._replay(chunks, samples, size)
+    shape = runner._decodes.fit(count)
+    assert shape is not None
+    replayed = runner._replay(chunks, samples, *shape)
     close = 1e-5 if eager[0].dtype == torch.float32 else 3e-2
     for got, wanted in zip(replayed, eager, strict=True):
         torch.testing.assert_close(got, wanted, rtol=close, atol=close)
@@ -114,10 +112,10 @@ def test_every_batch_to_64(runner, count):
 
 
 def test_every_captured_size(runner):
-    assert not runner._graphs.waiting
-    for size in runner._graphs._captured:
+    assert not runner._decodes.waiting
+    for (size,) in runner._decodes._captured:
         check(runner, size)
-    assert max(runner._graphs._captured) == 1024
+    assert max(runner._decodes._captured) == (1024,)
 
 
 def test_rows_that_go_on_find_their_input(runner):

@@ -1,11 +1,10 @@
 """A stand-in for a GPU, on which the runner of GPUs works: streams do everything at once, models are computed by the
-backends of CPUs, the runner's own kernels are interpreted, and captured pieces launch the same operators on the same
-memory again.
+backends of CPUs, the runner's own kernels are interpreted, and captured steps are computed anew.
 
 What only a GPU can show is left out: its own backends, dependent launch, memory that graphs share, real concurrency.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -13,54 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import interpreted  # noqa: F401
 from paceline.layers.kv_cache import KVCache
-from paceline.runner import decode_graphs, gpu, gpu_step, graph_pool, make_runner, piece_graphs
-from paceline.runner.decode_graphs import DecodeGraphs
+from paceline.runner import gpu, gpu_step, graph_pool, make_runner
+from paceline.runner.step_graphs import Shape, StepGraphs
 
 GIB = 1 << 30
 FIRST = (1, 2, 4)
-
-
-class Graph:
-    """Operators that can be launched again."""
-
-    def __init__(self) -> None:
-        self.launches: list[Callable[[], None]] = []
-        self._capture = Capture(self)
-
-    def capture_begin(self, pool: object) -> None:
-        self._capture.__enter__()
-
-    def capture_end(self) -> None:
-        self._capture.__exit__(None, None, None)
-
-    def replay(self) -> None:
-        for launch in self.launches:
-            launch()
-
-
-class Capture(TorchDispatchMode):
-    """Adds what it sees to a graph, and carries it out."""
-
-    def __init__(self, graph: Graph) -> None:
-        super().__init__()
-        self._graph = graph
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-
-        def launch() -> None:
-            again = func(*args, **(kwargs or {}))
-            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-        self._graph.launches.append(launch)
-        return results
 
 
 @contextmanager
@@ -84,7 +43,6 @@ def cuda() -> SimpleNamespace:
         reset_peak_memory_stats=lambda device: None,
         stream=stream,
         synchronize=lambda: None,
-        CUDAGraph=Graph,
         Event=lambda: done,
         Stream=lambda device: done,
     )
@@ -106,14 +64,14 @@ class Torch:
         return torch.empty(*size, **options)
 
 
-class Decodes(DecodeGraphs):
-    """Attention on a CPU looks at the rows, so whole steps are computed anew."""
+class Steps(StepGraphs):
+    """Attention on a CPU looks at the rows, so that steps are computed anew, from the memory that a graph reads."""
 
     def capture(self) -> None:
         self._captured = sorted([*self._captured, self.waiting.pop(0)])
 
-    def replay(self, size: int) -> tuple[Tensor, Tensor]:
-        return self._forward(size)
+    def replay(self, shape: Shape) -> tuple[Tensor, ...]:
+        return self._forward(*shape)
 
 
 @pytest.fixture
@@ -124,12 +82,10 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "torch", shim)
     write = KVCache.write
     monkeypatch.setattr(KVCache, "write", lambda self, layer, slots, data: write(self, layer, slots.long(), data))
-    monkeypatch.setattr(piece_graphs, "alias", lambda tensor: tensor)
-    monkeypatch.setattr(decode_graphs, "FIRST", FIRST)
     for name, stand_in in {
-        "DecodeGraphs": Decodes,
+        "StepGraphs": Steps,
         "FIRST": FIRST,
-        "graph_sizes": lambda most: [size for size in (*FIRST, 6) if size <= most],
+        "decode_shapes": lambda most: [(size,) for size in (*FIRST, 6) if size <= most],
         "overlaps": lambda tokens: False,
         "pinned": lambda array: torch.from_numpy(array.copy()),
         "side_by_side": lambda jobs: [1.0 for job in jobs if job() is not jobs],

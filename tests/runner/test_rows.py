@@ -5,7 +5,7 @@ import pytest
 
 from paceline.engine.sampling_params import SamplingParams
 from paceline.engine.step import RowStart, Step
-from paceline.runner.rows import Rows
+from paceline.runner.rows import Chunks, Rows
 
 
 def start(row: int, tokens: list[int], blocks: list[list[int]], computed: int = 0) -> RowStart:
@@ -94,3 +94,19 @@ def test_rows_of_one_token_come_first():
     assert chunks.single_rows == 2
     assert chunks.token_rows.tolist() == [1, 0, 3, 3, 3, 3]
     assert chunks.positions.tolist() == [0, 0, 2, 3, 4, 5]
+
+
+def test_places_that_are_left_hold_padding():
+    state = rows()
+    added = [start(5, [1, 2, 3], [[3], [4]]), start(2, [4], [[6], [1]]), start(0, [5, 6], [[7], [7]])]
+    chunks = state.apply(Step(0, added=added, advance={5: 3, 0: 2}))
+    padded = chunks.padded(tokens=9, singles=3, longer=3, sink_row=8)
+    assert padded.rows.tolist() == [2, 8, 8, 5, 0, 8, 8]
+    assert padded.context_len.tolist() == [1, 0, 0, 3, 2, 0, 3]
+    assert padded.query_start.tolist() == [0, 1, 1, 1, 4, 6, 6, 9]
+    assert padded.positions.tolist() == [0, 0, 1, 2, 0, 1, 0, 1, 2]
+    assert padded.token_rows.tolist() == [2, 5, 5, 5, 0, 0, 8, 8, 8]
+    assert padded.single_rows == 3
+    nothing = Chunks.none().padded(tokens=2, singles=1, longer=1, sink_row=8)
+    assert nothing.token_rows.tolist() == [8, 8]
+    assert nothing.query_start.tolist() == [0, 0, 0, 2]

@@ -55,7 +55,8 @@ class AttentionBatch:
     """Per KV group ``[rows, max_blocks]``: entry i is the block of tokens ``i * block_size`` and on. Entries that no
     token of this step reaches (past the context, or before the window) are not used."""
     single_rows: int
-    """So many rows, the first ones, have one token each; a row after them may have any number."""
+    """So many rows, the first ones, have one token each, or the last of them a context of 0 and none; a row after them
+    may have any number."""
     max_query_len: int
     """Most tokens of a row."""
     max_context: int
@@ -111,9 +112,7 @@ class AttentionBackend(Protocol):
     def plan(self, batch: AttentionBatch, group: int, window: int | None, cache: Any) -> Any:
         """Everything about a step that all layers of a KV group share. Computed once a step."""
 
-    def attend(
-        self, plan: Any, qkv: Tensor, norms: HeadNorms | None, cache: Any, layer: int, out: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, plan: Any, qkv: Tensor, norms: HeadNorms | None, cache: Any, layer: int) -> Tensor:
         """What lies between the QKV projection and the output projection: head norms, rotary embedding, writing keys
         and values to the cache, and attention over what it then holds.
 
@@ -122,7 +121,6 @@ class AttentionBackend(Protocol):
         Args:
             qkv: ``[T, (heads + 2 * kv_heads) * head_dim]``; may be overwritten. A backend whose linear layers give
                 partial sums ``[splits, T, ...]`` takes those too.
-            out: where the result goes, contiguous.
 
         Returns:
             ``[T, heads * head_dim]``.

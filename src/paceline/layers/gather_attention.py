@@ -102,15 +102,7 @@ class GatherAttention:
         tokens = torch.tensor(order, device=slots.device)
         return _Plan(cos, sin, slots, pieces, tokens, tokens.argsort())
 
-    def attend(
-        self,
-        plan: _Plan,
-        qkv: Tensor,
-        norms: HeadNorms | None,
-        cache: KVCache,
-        layer: int,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, plan: _Plan, qkv: Tensor, norms: HeadNorms | None, cache: KVCache, layer: int) -> Tensor:
         spec = self._spec
         queries, rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
         heads = qkv.view(-1, rotated + spec.num_kv_heads, spec.head_dim)
@@ -119,8 +111,7 @@ class GatherAttention:
             heads[:, queries:rotated] = rms_norm(heads[:, queries:rotated], norms.key, spec.norm_eps)
         rotate_(heads[:, :rotated], plan.cos, plan.sin)
         cache.write(layer, plan.slots, heads[:, queries:])
-        attended = self.read(plan, heads[:, :queries], cache, layer)
-        return attended if out is None else out.copy_(attended)
+        return self.read(plan, heads[:, :queries], cache, layer)
 
     def read(self, plan: _Plan, query: Tensor, cache: KVCache, layer: int) -> Tensor:
         """Attention of rotated queries ``[T, heads, head_dim]`` over what the cache holds."""

@@ -157,24 +157,13 @@ class PagedAttention:
             copy=copy,
         )
 
-    def attend(
-        self,
-        plan: _Plan,
-        qkv: Tensor,
-        norms: HeadNorms | None,
-        cache: PagedKVCache,
-        layer: int,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, plan: _Plan, qkv: Tensor, norms: HeadNorms | None, cache: PagedKVCache, layer: int) -> Tensor:
         batch, spec = plan.batch, self._spec
         keys, values = cache.keys[layer], cache.values[layer]
         q_norm, k_norm = (norms.query, norms.key) if norms is not None else (None, None)
         singles, rows, tokens = batch.single_rows, len(batch.context_len), len(batch.positions)
-        if out is None:
-            out = torch.empty(tokens, spec.num_heads * spec.head_dim, dtype=self._dtype, device=qkv.device)
-        heads = out.view(tokens, spec.num_heads, spec.head_dim)
         if singles == rows:
-            rotary_decode_attention(
+            return rotary_decode_attention(
                 qkv,
                 self._cos_sin,
                 keys,
@@ -189,10 +178,8 @@ class PagedAttention:
                 window=plan.window,
                 workspace=self._workspace,
                 tiles=plan.tiles,
-                out=heads,
                 pdl=plan.pdl,
-            )
-            return out
+            ).view(tokens, -1)
         query = rotary_cache(
             qkv,
             batch.positions,
@@ -207,10 +194,11 @@ class PagedAttention:
             dtype=self._dtype,
             pdl=plan.pdl,
         )
+        out = torch.empty_like(query)
         if singles and self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
         if plan.longer is not None and self._cudnn is not None:
-            self._cudnn.attend(query, keys, values, plan.longer, out=heads)
+            self._cudnn.attend(query, keys, values, plan.longer, out=out)
         else:
             prefill_attention(
                 query,
@@ -221,10 +209,10 @@ class PagedAttention:
                 batch.context_len[singles:],
                 batch.max_query_len,
                 window=plan.window,
-                out=heads,
+                out=out,
             )
         if not singles:
-            return out
+            return out.view(tokens, -1)
         with torch.cuda.stream(self._side):
             decode_attention(
                 query[:singles],
@@ -236,8 +224,8 @@ class PagedAttention:
                 window=plan.window,
                 workspace=self._workspace,
                 tiles=plan.tiles,
-                out=heads[:singles],
+                out=out[:singles],
             )
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
-        return out
+        return out.view(tokens, -1)

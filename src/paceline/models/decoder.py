@@ -130,44 +130,21 @@ class Decoder:
         Args:
             tokens: ids ``[T]``, as ``batch`` describes them.
             cache: from `make_cache`.
-            layers: those to compute, the last one among them, to see how it is done; None: all.
+            layers: those to compute, to see how it is done; None: all.
 
         Returns:
             Hidden states after the last norm, ``[T, hidden]``.
         """
-        plans = self.plan(batch, cache)
-        x, residual = self.enter(tokens)
+        eps = self.spec.norm_eps
+        plans = [self._attention.plan(batch, group, window, cache) for group, window in enumerate(self.spec.kv_windows)]
+        residual, delta = embed(tokens, self._embedding), None
         for index in range(len(self._layers)) if layers is None else layers:
-            x, residual = self.advance(index, self.attend(index, plans, x, cache), residual)
-        return x
-
-    def plan(self, batch: AttentionBatch, cache: Any) -> list[Any]:
-        """What the attention of all layers of a KV group shares, for each group."""
-        return [self._attention.plan(batch, group, window, cache) for group, window in enumerate(self.spec.kv_windows)]
-
-    def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What comes before the first attention: its input, and the residual stream."""
-        return self._project(0, None, embed(tokens, self._embedding))
-
-    def attend(self, index: int, plans: list[Any], qkv: Tensor, cache: Any, out: Tensor | None = None) -> Tensor:
-        """Attention of layer ``index``: ``[T, heads * head_dim]``, into ``out`` if given."""
-        layer = self._layers[index]
-        return self._attention.attend(plans[layer.group], qkv, layer.head_norms, cache, index, out)
-
-    def advance(self, index: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """What comes behind the attention of layer ``index``: the input of the next, after the last layer the hidden
-        states; and the residual stream."""
-        layer = self._layers[index]
-        x, residual = layer.gate_up.normalise(layer.o(attended), residual, layer.mlp_norm, self.spec.norm_eps)
-        delta = layer.down(layer.gate_up.gated(x))
-        if index + 1 < len(self._layers):
-            return self._project(index + 1, delta, residual)
-        return self._head.norm(delta, residual, self._norm, self.spec.norm_eps), residual
-
-    def _project(self, index: int, delta: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
-        layer = self._layers[index]
-        x, residual = layer.qkv.normalise(delta, residual, layer.input_norm, self.spec.norm_eps)
-        return layer.qkv(x), residual
+            layer = self._layers[index]
+            x, residual = layer.qkv.normalise(delta, residual, layer.input_norm, eps)
+            attended = self._attention.attend(plans[layer.group], layer.qkv(x), layer.head_norms, cache, index)
+            x, residual = layer.gate_up.normalise(layer.o(attended), residual, layer.mlp_norm, eps)
+            delta = layer.down(layer.gate_up.gated(x))
+        return self._head.norm(delta, residual, self._norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What a GPU keeps of the seated rows between steps, and how a step's input gets there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -56,14 +56,19 @@ ALIGNMENT = 4
 """Entries of int32. Triton compiles a kernel again for a pointer that is not aligned to 16 bytes."""
 
 
+def places(lengths: Iterable[int]) -> list[slice]:
+    """Where parts of these lengths lie one after the other, aligned."""
+    slices, end = [], 0
+    for length in lengths:
+        slices.append(slice(end, end + length))
+        end += -(-length // ALIGNMENT) * ALIGNMENT
+    return slices
+
+
 def concatenated(parts: Sequence[Ints]) -> tuple[NDArray[np.int32], list[slice]]:
-    """All parts one after the other, aligned, and where each lies."""
-    slices = []
-    end = 0
-    for part in parts:
-        slices.append(slice(end, end + len(part)))
-        end += -(-len(part) // ALIGNMENT) * ALIGNMENT
-    joined = np.zeros(end, np.int32)
+    """All parts, and their `places`."""
+    slices = places(map(len, parts))
+    joined = np.zeros(slices[-1].stop, np.int32)
     for part, place in zip(parts, slices, strict=True):
         joined[place] = part
     return joined, slices

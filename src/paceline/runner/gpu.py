@@ -24,15 +24,15 @@ from paceline.layers.gpu_linear import overlaps
 from paceline.models.decoder import Decoder
 from paceline.models.loader import load_decoder
 from paceline.models.registry import decoder_spec
-from paceline.runner.decode_graphs import FIRST, DecodeGraphs, graph_sizes
-from paceline.runner.device_rows import ON_DEVICE, DeviceRows, concatenated
+from paceline.runner.device_rows import ALIGNMENT, ON_DEVICE, DeviceRows, concatenated, places
 from paceline.runner.device_sampler import DeviceSampler
 from paceline.runner.gpu_step import GPUStep
 from paceline.runner.graph_pool import GraphPool
+from paceline.runner.graph_shapes import FIRST, LONGER, MIXED_CONTEXT, decode_shapes, mixed_shapes
 from paceline.runner.kv_capacity import MIB, kv_capacity
 from paceline.runner.memory import available_memory
-from paceline.runner.piece_graphs import PieceGraphs, piece_sizes
 from paceline.runner.rows import Chunks, Ints, Rows
+from paceline.runner.step_graphs import Shape, StepGraphs
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ LONG_ROWS = (1, 2, 4, 8, 16)
 """Numbers of rows of one token, and of long ones, at which steps that are not captured take other kernels or plans."""
 
 GRAPH_BYTES = 7 << 19
-"""What the driver keeps for one graph, about, whether it holds a layer or all of them."""
+"""What the driver keeps for one graph, at most."""
 
 
 class GPURunner:
@@ -91,13 +91,11 @@ class GPURunner:
             progress=progress,
         )
         self.kv_layout = self._decoder.kv_layout(sizes.block_size)
-        pool = GraphPool(device)
-        self._pieces = PieceGraphs(self._decoder, piece_sizes(sizes.max_num_batched_tokens), pool)
+        self._pool = GraphPool(device)
+        most = min(sizes.max_num_seqs, 1024)
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(device)[0]
-        most = min(sizes.max_num_seqs, 1024)
-        graphs = graph_sizes(most)
-        working = self._profile(most, len(graphs))
+        working = self._profile(most)
         capacity = kv_capacity(
             config,
             sizes,
@@ -111,11 +109,10 @@ class GPURunner:
         self.kv_groups = [KVGroup(window, capacity.num_blocks) for window in self.spec.kv_windows]
         self._allocate([capacity.num_blocks] * len(self.kv_groups), capacity.max_model_len)
         self._copies = torch.cuda.Stream(device)
-        self._graphs = DecodeGraphs(self._decode, graphs, pool)
-        first = self._graphs.first
+        first = sum(1 for (size,) in self._decodes.waiting if size in FIRST or size == most)
         for index in range(first):
             self._report("capturing graphs", index / first)
-            self._capture()
+            self._capture_decode()
         weights = sum(weight.nbytes for weight in self._decoder.parameters())
         log.info(
             "%s on %s: weights %.2f GiB (%s), KV cache %.2f GiB for %d tokens (%s), steps %.2f GiB, %.2f GiB left",
@@ -131,7 +128,7 @@ class GPURunner:
         )
 
     def _allocate(self, num_blocks: list[int], max_model_len: int) -> None:
-        """Rows, cache, and the memory that graphs read and write."""
+        """Rows, cache, graphs to be captured and the memory that they read and write."""
         sizes, device, spec = self.sizes, self._device, self.spec
         groups = len(num_blocks)
         self._cache = self._decoder.make_cache(self.kv_layout, num_blocks)
@@ -148,9 +145,15 @@ class GPURunner:
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._tables = [torch.zeros(most, width, dtype=torch.int32, device=device) for _ in range(groups)]
         self._expected = np.zeros(0, np.int32)  # what _input holds, as far as the host knows
+        shapes = mixed_shapes(min(sizes.max_num_batched_tokens, max_model_len), most)
+        self._decodes = StepGraphs(self._decode, decode_shapes(most), self._pool)
+        self._mixes = StepGraphs(self._mix, shapes, self._pool)
+        longest = max((_mixed_places(*shape)[-1].stop for shape in shapes), default=0)
+        # Behind a step's input lies what the host asks to be sampled.
+        self._mixed_input = torch.zeros(longest + 3 * (most + ALIGNMENT), dtype=torch.int32, device=device)
 
     @torch.inference_mode()
-    def _profile(self, most: int, graphs: int) -> int:
+    def _profile(self, most: int) -> int:
         """Bytes that the largest steps take beside weights and KV cache; the allocator keeps them."""
         sizes, spec = self.sizes, self.spec
         tokens = sizes.max_num_batched_tokens
@@ -166,8 +169,8 @@ class GPURunner:
         logits = torch.zeros(1, spec.vocab_size, dtype=self._decoder.dtype, device=self._device)
         jobs: list[Callable[[], Any]] = [
             partial(self._sampler.warm_up, logits),
-            *(self._dummy(query_len, some) for query_len in [largest_lens, *self._mixed(length, tokens)]),
-            *(partial(self._decode, size) for size in FIRST if size <= most),
+            *(self._dummy(query_len, some) for query_len in [largest_lens, *self._kinds(length, tokens)]),
+            *(partial(self._decode, size, some) for size in FIRST if size <= most),
         ]
         for share in side_by_side(jobs):
             self._report("compiling kernels", share)
@@ -188,11 +191,13 @@ class GPURunner:
         torch.cuda.synchronize()
         decode = torch.cuda.max_memory_allocated(self._device) - held
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._pieces.warm_up()
+        for shape in self._mixes.waiting[:1]:
+            self._clear_mixed_input(*shape)
+            self._mix(*shape)
         torch.cuda.synchronize()
-        pieces = torch.cuda.max_memory_allocated(self._device) - held
-        graphs += self._pieces.count
-        return eager + 2 * decode + pieces + graphs * GRAPH_BYTES + self._sampler.most_bytes(most)
+        mixed = torch.cuda.max_memory_allocated(self._device) - held
+        graphs = len(self._decodes.waiting) + len(self._mixes.waiting)
+        return eager + 2 * decode + mixed + graphs * GRAPH_BYTES + self._sampler.most_bytes(most)
 
     def _dummy(self, query_len: list[int], layers: list[int] | None = None) -> Callable[[], Tensor]:
         """A forward pass over fresh rows of these lengths, all in the sink, by these layers: its result is nonsense."""
@@ -202,12 +207,12 @@ class GPURunner:
         ids = torch.zeros(sum(query_len), dtype=torch.int32, device=self._device)
         return partial(self._decoder.forward, ids, batch, self._cache, layers=layers)
 
-    def _mixed(self, length: int, tokens: int) -> Iterator[list[int]]:
+    def _kinds(self, length: int, tokens: int) -> Iterator[list[int]]:
         """Lengths of rows that between them need every kernel of steps that are not captured."""
         for singles in SINGLE_ROWS:
             if singles + 2 <= min(tokens, self.sizes.max_num_seqs):
                 yield [1] * singles + [2]
-        longest = 2048
+        longest = min(2048, length)
         while longest <= length:
             for rows in LONG_ROWS:
                 if (rows - 1) * 2 + longest <= tokens and rows <= self.sizes.max_num_seqs:
@@ -221,20 +226,20 @@ class GPURunner:
 
     def idle(self) -> bool:
         """Captures one more graph. Returns whether others wait."""
-        if self._graphs.waiting:
-            with torch.inference_mode():
-                self._capture()
-        elif self._pieces.waiting:
-            self._pieces.capture()
-        return bool(self._graphs.waiting or self._pieces.waiting)
+        with torch.inference_mode():
+            if self._decodes.waiting:
+                self._capture_decode()
+            elif self._mixes.waiting:
+                self._capture_mixed()
+        return bool(self._decodes.waiting or self._mixes.waiting)
 
     def close(self) -> None:
         """Frees weights, cache and graphs."""
         torch.cuda.synchronize()
-        self._graphs.clear()
-        self._pieces.clear()
+        self._decodes.clear()
+        self._mixes.clear()
         self._device_rows.forget()
-        del self._decoder, self._pieces, self._cache, self._tables, self._sampler
+        del self._decoder, self._cache, self._tables, self._sampler
         torch.cuda.empty_cache()
 
     def _launch(self, step: Step) -> GPUStep:
@@ -248,12 +253,12 @@ class GPURunner:
             return GPUStep(self._copies)
         rows = self._rows
         samples = np.nonzero(chunks.context_len == rows.length[chunks.rows])[0]
-        size = self._graphs.fit(len(chunks.rows)) if chunks.max_query_len == 1 else None
+        shape = self._decodes.fit(len(chunks.rows)) if chunks.max_query_len == 1 else None
         with self._range("forward"):
-            if size is not None:
-                hidden, logits, device_rows, positions = self._replay(chunks, samples, size)
+            if shape is not None:
+                hidden, logits, device_rows, positions = self._replay(chunks, samples, *shape)
             else:
-                hidden, logits, device_rows, positions = self._forward(chunks, samples)
+                hidden, logits, device_rows, positions = self._forward(chunks, samples, self._mixed_shape(chunks))
         result = GPUStep(self._copies)
         with self._range("sample"):
             self._score_prompts(chunks, hidden, result)
@@ -278,7 +283,7 @@ class GPURunner:
         packed[2 * size : 2 * size + n] = self._rows.tokens[chunks.rows, chunks.positions]
         if not np.array_equal(packed, self._expected):
             self._input[: 3 * size].copy_(pinned(packed), non_blocking=True)
-        hidden, logits = self._graphs.replay(size)
+        hidden, logits = self._decodes.replay((size,))
         self._expected = packed
         packed[size : 2 * size] += packed[2 * size :] == ON_DEVICE
         hidden, device_rows, positions = hidden[:n], self._input[:n], self._lengths[:n]
@@ -287,9 +292,9 @@ class GPURunner:
         at = upload(samples.astype(np.int32), self._device)
         return hidden, logits.index_select(0, at), device_rows.index_select(0, at), positions.index_select(0, at)
 
-    def _decode(self, size: int) -> tuple[Tensor, Tensor]:
+    def _decode(self, size: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """What a graph of ``size`` rows does: from ``_input`` to hidden states and scores. It leaves the input of the
-        next step in ``_input``, if the same rows go on."""
+        next step in ``_input``, if the same rows go on. ``layers``: as `Decoder.forward` takes them."""
         rows, context_len, known = self._input[: 3 * size].view(3, size)
         tables = [table[:size] for table in self._tables]
         gather_rows(
@@ -315,57 +320,81 @@ class GPURunner:
             max_query_len=1,
             max_context=self._max_context,
         )
-        hidden = self._decoder.forward(self._tokens[:size], batch, self._cache)
+        hidden = self._decoder.forward(self._tokens[:size], batch, self._cache, layers=layers)
         return hidden, self._decoder.logits(hidden)
 
-    def _capture(self) -> None:
+    def _capture_decode(self) -> None:
         self._expected = np.zeros(0, np.int32)
         self._input.zero_()
-        size = self._graphs.waiting[0]
+        (size,) = self._decodes.waiting[0]
         self._input[:size] = self._device_rows.sink_row
         self._input[size : 2 * size] = 1
-        self._graphs.capture()
+        self._decodes.capture()
 
-    def _forward(self, chunks: Chunks, samples: Ints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Any step; returns what `_replay` does."""
+    def _mixed_shape(self, chunks: Chunks) -> Shape | None:
+        """Of the captured step that serves this one, if one does."""
+        if len(chunks.rows) - chunks.single_rows > LONGER or chunks.max_context > MIXED_CONTEXT:
+            return None
+        return self._mixes.fit(len(chunks.positions), chunks.single_rows)
+
+    def _mix(self, tokens: int, singles: int) -> tuple[Tensor]:
+        """What a graph of a mixed step does: from ``_mixed_input`` to hidden states."""
+        inputs = [self._mixed_input[place] for place in _mixed_places(tokens, singles)]
+        return (self._compute(inputs, singles, tokens, min(MIXED_CONTEXT, self._max_context)),)
+
+    def _capture_mixed(self) -> None:
+        self._clear_mixed_input(*self._mixes.waiting[0])
+        self._mixes.capture()
+
+    def _clear_mixed_input(self, tokens: int, singles: int) -> None:
+        """Leaves nothing but padding."""
+        padding = self._padded(Chunks.none(), tokens, singles)
+        packed, _ = concatenated(_step_input(padding, padding.positions[:0]))
+        self._mixed_input[: len(packed)].copy_(pinned(packed))
+
+    def _padded(self, chunks: Chunks, tokens: int, singles: int) -> Chunks:
+        return chunks.padded(tokens, singles, LONGER, self._device_rows.sink_row)
+
+    def _forward(self, chunks: Chunks, samples: Ints, shape: Shape | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Any step, by the graph of this shape if there is one; returns what `_replay` does."""
         sampling = chunks.rows[samples]
+        step = chunks if shape is None else self._padded(chunks, *shape)
         packed, slices = concatenated(
             [
-                chunks.rows,
-                chunks.context_len,
-                chunks.query_start,
-                chunks.positions,
-                chunks.token_index,
-                self._rows.tokens[chunks.token_rows, chunks.positions],
+                *_step_input(step, self._rows.tokens[chunks.token_rows, chunks.positions]),
                 chunks.query_start[samples + 1] - 1,
                 sampling,
                 self._rows.length[sampling],
             ]
         )
-        ints = upload(packed, self._device)
-        rows, context_len, query_start, positions, token_rows, known, at, device_rows, next_positions = (
-            ints[part] for part in slices
-        )
+        if shape is None:
+            ints = upload(packed, self._device)
+        else:
+            ints = self._mixed_input[: len(packed)].copy_(pinned(packed), non_blocking=True)
+        *inputs, at, device_rows, positions = (ints[place] for place in slices)
+        if shape is None:
+            hidden = self._compute(inputs, chunks.single_rows, chunks.max_query_len, chunks.max_context)
+        else:
+            (hidden,) = self._mixes.replay(shape)
+        logits = self._decoder.logits(hidden.index_select(0, at)) if len(samples) else hidden[:0]
+        return hidden, logits, device_rows, positions
+
+    def _compute(self, inputs: list[Tensor], single_rows: int, max_query_len: int, max_context: int) -> Tensor:
+        """From `_step_input` on the device to hidden states."""
+        rows, context_len, query_start, positions, token_rows, known = inputs
         last = self._sampler.last_token.index_select(0, rows.index_select(0, token_rows))
-        width = -(-chunks.max_context // self.sizes.block_size)
+        width = -(-max_context // self.sizes.block_size)
         batch = AttentionBatch(
             query_start=query_start,
             context_len=context_len,
             positions=positions,
             token_rows=token_rows,
             block_tables=tuple(table[:, :width].index_select(0, rows) for table in self._device_rows.tables),
-            single_rows=chunks.single_rows,
-            max_query_len=chunks.max_query_len,
-            max_context=chunks.max_context,
+            single_rows=single_rows,
+            max_query_len=max_query_len,
+            max_context=max_context,
         )
-        ids = torch.where(known == ON_DEVICE, last, known)
-        size = self._pieces.fit(len(ids))
-        if size is None:
-            hidden = self._decoder.forward(ids, batch, self._cache)
-        else:
-            hidden = self._pieces.forward(size, ids, batch, self._cache)
-        logits = self._decoder.logits(hidden.index_select(0, at)) if len(samples) else hidden[:0]
-        return hidden, logits, device_rows, next_positions
+        return self._decoder.forward(torch.where(known == ON_DEVICE, last, known), batch, self._cache)
 
     def _score_prompts(self, chunks: Chunks, hidden: Tensor, result: GPUStep) -> None:
         """Log-probabilities of prompt tokens: the state at a position predicts the token after it."""
@@ -386,3 +415,16 @@ class GPURunner:
             return
         with torch.cuda.nvtx.range(name):
             yield
+
+
+def _step_input(chunks: Chunks, known: Ints) -> list[Ints]:
+    """What the device must be told of a step; ``known``: the ids of its first tokens, or `ON_DEVICE`."""
+    ids = np.zeros(len(chunks.positions), np.int64)
+    ids[: len(known)] = known
+    return [chunks.rows, chunks.context_len, chunks.query_start, chunks.positions, chunks.token_index, ids]
+
+
+def _mixed_places(tokens: int, singles: int) -> list[slice]:
+    """Where `_step_input` of a captured step lies."""
+    rows = singles + LONGER + 1
+    return places([rows, rows, rows + 1, tokens, tokens, tokens])

@@ -37,6 +37,35 @@ class Chunks:
     single_rows: int
     """Rows that compute one token."""
 
+    @classmethod
+    def none(cls) -> "Chunks":
+        """No row at all."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, nothing, np.zeros(1, np.int64), nothing, nothing, 0)
+
+    def padded(self, tokens: int, singles: int, longer: int, sink_row: int) -> "Chunks":
+        """The same with places for so many tokens and rows: ``singles`` that compute one token, and ``longer`` others.
+        Places that are left have no token, and one row more, the last, computes the tokens that are left."""
+        used, count = len(self.rows), singles + longer + 1
+        place = np.arange(used)
+        place[self.single_rows :] += singles - self.single_rows
+        left = tokens - len(self.positions)
+        assert left >= 0
+        assert self.single_rows <= singles
+        assert used - self.single_rows <= longer
+        rows, first, query_len = np.full(count, sink_row), np.zeros(count, np.int64), np.zeros(count, np.int64)
+        rows[place], first[place], query_len[place] = self.rows, self.first, np.diff(self.query_start)
+        query_len[-1] = left
+        return Chunks(
+            rows=rows,
+            first=first,
+            context_len=first + query_len,
+            query_start=np.concatenate([[0], np.cumsum(query_len)]),
+            token_index=np.concatenate([place[self.token_index], np.full(left, count - 1)]),
+            positions=np.concatenate([self.positions, np.arange(left)]),
+            single_rows=singles,
+        )
+
     @property
     def token_rows(self) -> Ints:
         """Row of each token, ``[T]``."""

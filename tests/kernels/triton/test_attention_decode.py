@@ -79,6 +79,17 @@ def test_one_token_a_row(q_heads, kv_heads, head_dim, block_size, splits, window
     check_close(out, case.reference(case.query, window))
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_rows_without_context_are_left_alone(splits, dtype, device, rng, check_close):
+    case = Case(8, 2, 32, 16, dtype, device, rng)
+    context = case.context.clone()
+    context[3:] = 0
+    out = torch.full_like(case.query, torch.nan)
+    decode_attention(case.query, case.keys, case.values, case.table, context, num_splits=splits, out=out)
+    check_close(out[:3], case.reference(case.query)[:3])
+    assert out[3:].isnan().all()
+
+
 @pytest.mark.parametrize("tiles", FUSED_TILES, ids=str)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size", "splits", "window"), SHAPES)
 def test_fused_equals_rotary_then_attention(

@@ -92,7 +92,7 @@ def decode_attention(
         query: ``[rows, q_heads, head_dim]``, rotated.
         key_cache, value_cache: ``[num_blocks, kv_heads, block_size, head_dim]``; float8_e4m3fn holds ``x / scale``.
         block_table: int32 ``[rows, max_blocks]``.
-        context_len: int32 ``[rows]``, the query's token included. Padding: 1, with a finite block.
+        context_len: int32 ``[rows]``, the query's token included. The result of a row of 0 is not written.
         num_splits: most programs that share a row. Shorter rows use fewer by themselves, so a captured graph can be
             made for the longest context.
         window: a token sees itself and the ``window - 1`` before it; None: all before it.
@@ -158,6 +158,8 @@ def rotary_decode_attention(
             position ``context_len[r] - 1``; its key and value are written there.
         cos_sin: from `rotary_cos_sin`.
         dtype: of the result, when ``qkv`` is not in it already.
+
+        context_len: as there, but padding has 1, with a finite block.
 
     Returns:
         ``[rows, q_heads, head_dim]``. Everything else as there.

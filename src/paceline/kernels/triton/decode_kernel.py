@@ -228,7 +228,8 @@ def decode_kernel(
     row = tl.program_id(1).to(tl.int64)
     if PDL:
         gdc_launch_dependents()
-    context = tl.maximum(tl.load(context_len + row), 1)
+    length = tl.load(context_len + row)
+    context = tl.maximum(length, 1)
     first = 0
     if WINDOW:
         first = tl.maximum(context - window, 0)
@@ -238,6 +239,8 @@ def decode_kernel(
     tiles = tl.cdiv(tl.maximum(end - start, 1), TILE)
     tiles_per_split = tl.maximum(tl.cdiv(tiles, num_splits), MIN_TILES)
     active = tl.cdiv(tiles, tiles_per_split)
+    if not FUSED:
+        active = tl.where(length == 0, 0, active)
     if split >= active:
         return
     low = start + split * tiles_per_split * TILE

@@ -1,5 +1,7 @@
 """Which steps are captured, and which captured one serves a step."""
 
+from itertools import pairwise
+
 import pytest
 
 from paceline.runner.graph_shapes import FIRST, SINGLES, decode_shapes, mixed_shapes
@@ -14,7 +16,7 @@ def test_decode_shapes(most):
     before = [size for size in sizes if size in FIRST or size == most]
     assert sizes[: len(before)] == sorted(before, reverse=True)
     ordered = sorted(sizes)
-    assert all(two - one <= max(1, one // 8) or two <= 64 for one, two in zip(ordered, ordered[1:], strict=False))
+    assert all(two - one <= max(1, one // 8) or two <= 64 for one, two in pairwise(ordered))
 
 
 def test_mixed_shapes():

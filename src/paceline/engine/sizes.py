@@ -39,7 +39,7 @@ class Sizes:
 # 256: rows that decode beside prompts of 2,048, of which none is then cut.
 DEFAULTS: dict[DeviceType, Sizes] = {
     "cpu": Sizes(block_size=16, max_num_batched_tokens=2048, max_num_seqs=64, kv_cache_share=0.2, depth=1),
-    "cuda": Sizes(block_size=64, max_num_batched_tokens=8192 + 256, max_num_seqs=1024, kv_cache_share=0.95, depth=2),
+    "cuda": Sizes(block_size=64, max_num_batched_tokens=8192 + 256, max_num_seqs=1024, kv_cache_share=0.98, depth=2),
 }
 
 SERVED_TOKENS = 1024

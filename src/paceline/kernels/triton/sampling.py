@@ -67,14 +67,17 @@ def _race(
         )
         tl.store(scores + out, tl.sum(tl.exp(tl.math.div_rn(values - base, temperature)), 0))
     else:
+        score = top
         if temperature > 0.0:
             key0, key1 = race_keys(longs, ints, seat, position)
             times = log_waiting_times(key0, key1, tokens)
             arrivals = tl.maximum(tl.math.div_rn(values - base, temperature) - times, LOWEST)
             values = tl.where(values == float("-inf"), values, arrivals)
-        score, place = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
+            score = tl.max(values, 0)
+        # Cheaper than a search for the largest together with its place.
+        place = tl.min(tl.where(values == score, tokens, width), 0)
         tl.store(scores + out, score)
-        tl.store(winners + out, chunk * CHUNK + place)
+        tl.store(winners + out, place)
     tl.store(tops + out, top)
     tl.store(finite + out, good)
     # The program that comes last puts the row's chunks together.

@@ -45,7 +45,7 @@ def fill(runner: GPURunner, batch: int, context: int) -> None:
     runner._device_rows.tables[0][:batch, :blocks] = (
         torch.randperm(batch * blocks, device="cuda").view(batch, blocks).int() + 1
     )
-    runner._input[: 3 * batch] = torch.cat(
+    runner._decodes.input[: 3 * batch] = torch.cat(
         [
             torch.arange(batch, device="cuda"),
             torch.full((batch,), context, device="cuda"),
@@ -111,7 +111,7 @@ def main() -> None:
                             for method in runner._decoder._methods.values():
                                 method.choices = Choices(load_table(Path(linear)) if linear else shipped)
                             try:
-                                ms = replay_ms(partial(runner._decode, batch), REPLAYS)
+                                ms = replay_ms(partial(runner._decodes.compute, batch), REPLAYS)
                             except Exception as error:
                                 print(f"{options.mode} {batch} {tiles} {splits} {linear}: {error!r:.200}", flush=True)
                                 continue

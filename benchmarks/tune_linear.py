@@ -138,7 +138,7 @@ class Step:
             method.choices = Choices(LinearTable("", self.known))
 
     def run(self, rows: int) -> None:
-        self.runner._decode(rows)
+        self.runner._decodes.compute(rows)
 
     @torch.inference_mode()
     def compile(self, rows: int, trials: list[tuple[str, LinearShape, Choice]]) -> None:

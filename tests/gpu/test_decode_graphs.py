@@ -69,24 +69,25 @@ def poison(runner) -> None:
     """Leaves NaN in everything that the graphs write, by a replay of the largest over an embedding of NaN."""
     embedding = runner._decoder._embedding
     kept = embedding.clone()
-    (size,) = max(runner._decodes._captured)
-    runner._input[:size] = runner._device_rows.sink_row
-    runner._input[size : 2 * size] = 1
-    runner._input[2 * size : 3 * size] = 0
+    decodes = runner._decodes
+    (size,) = max(decodes.graphs._captured)
+    decodes.input[:size] = runner._device_rows.sink_row
+    decodes.input[size : 2 * size] = 1
+    decodes.input[2 * size : 3 * size] = 0
     embedding.fill_(torch.nan)
-    hidden, logits = runner._decodes.replay((size,))
+    hidden, logits = decodes.graphs.replay((size,))
     torch.cuda.synchronize()
     assert hidden.isnan().all()
     assert logits.isnan().all()
     embedding.copy_(kept)
-    runner._expected = np.zeros(0, np.int32)
+    decodes._expected = np.zeros(0, np.int32)
     for keys, values in zip(runner._cache.keys, runner._cache.values, strict=True):
         keys[0].zero_()
         values[0].zero_()
-    runner._tokens.fill_(7)
-    runner._positions.fill_(3)
-    runner._lengths.fill_(5)
-    for table in runner._tables:
+    decodes._tokens.fill_(7)
+    decodes._positions.fill_(3)
+    decodes._lengths.fill_(5)
+    for table in decodes._tables:
         table.fill_(1)
 
 
@@ -94,11 +95,13 @@ def poison(runner) -> None:
 def check(runner, count: int) -> None:
     chunks = seat(runner, count, seed=count)
     samples = np.arange(count)
-    eager = [each.clone() for each in runner._forward(chunks, samples, None)]
+    known = runner._rows.tokens[chunks.token_rows, chunks.positions]
+    lengths = runner._rows.length[chunks.rows]
+    eager = [each.clone() for each in runner._mixes.run(None, chunks, known, samples, lengths)]
     poison(runner)
-    shape = runner._decodes.fit(count)
-    assert shape is not None
-    replayed = runner._replay(chunks, samples, *shape)
+    size = runner._decodes.fit(chunks)
+    assert size is not None
+    replayed = runner._decodes.replay(size, chunks, known, samples)
     close = 1e-5 if eager[0].dtype == torch.float32 else 3e-2
     for got, wanted in zip(replayed, eager, strict=True):
         torch.testing.assert_close(got, wanted, rtol=close, atol=close)
@@ -112,10 +115,11 @@ def test_every_batch_to_64(runner, count):
 
 
 def test_every_captured_size(runner):
-    assert not runner._decodes.waiting
-    for (size,) in runner._decodes._captured:
+    graphs = runner._decodes.graphs
+    assert not graphs.waiting
+    for (size,) in graphs._captured:
         check(runner, size)
-    assert max(runner._decodes._captured) == (1024,)
+    assert max(graphs._captured) == (1024,)
 
 
 def test_rows_that_go_on_find_their_input(runner):
@@ -125,7 +129,8 @@ def test_rows_that_go_on_find_their_input(runner):
     for step, change in enumerate(changes):
         runner.submit(Step(step, **change)).result()
         torch.cuda.synchronize()
-        size = len(runner._expected) // 3
+        decodes = runner._decodes
+        size = len(decodes._expected) // 3
         assert size or step == 0
-        assert np.array_equal(runner._input[: 3 * size].cpu().numpy(), runner._expected)
+        assert np.array_equal(decodes.input[: 3 * size].cpu().numpy(), decodes._expected)
     runner.submit(Step(len(changes), removed=[0, 1, 3, 4])).result()

@@ -56,16 +56,17 @@ def poison(runner, shape) -> None:
     embedding = runner._decoder._embedding
     kept = embedding.clone()
     embedding.fill_(torch.nan)
-    for largest in {max(runner._mixes._captured), shape}:
-        runner._clear_mixed_input(*largest)
-        (hidden,) = runner._mixes.replay(largest)
+    mixes = runner._mixes
+    for largest in {max(mixes.graphs._captured), shape}:
+        mixes.clear(*largest)
+        (hidden,) = mixes.graphs.replay(largest)
         torch.cuda.synchronize()
         assert hidden.isnan().all()
     embedding.copy_(kept)
     for keys, values in zip(runner._cache.keys, runner._cache.values, strict=True):
         keys[0].zero_()
         values[0].zero_()
-    runner._mixed_input.fill_(1)
+    mixes._input.fill_(1)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +96,19 @@ def test_mixed_step(runner, singles, lengths):
     runner._device_rows.extend(step)
     chunks = runner._rows.apply(step)
     samples = np.arange(len(chunks.rows))
-    assert not runner._mixes.waiting
-    shape = runner._mixed_shape(chunks)
+    mixes = runner._mixes
+    assert not mixes.graphs.waiting
+    shape = mixes.fit(chunks)
     assert shape is not None
-    eager = [each.clone() for each in runner._forward(chunks, samples, None)]
+    given = (
+        chunks,
+        runner._rows.tokens[chunks.token_rows, chunks.positions],
+        samples,
+        runner._rows.length[chunks.rows],
+    )
+    eager = [each.clone() for each in mixes.run(None, *given)]
     poison(runner, shape)
-    captured = list(runner._forward(chunks, samples, shape))
+    captured = list(mixes.run(shape, *given))
     captured[0] = captured[0][: len(chunks.positions)]
     if runner.kv_layout.dtype == torch.float8_e4m3fn:
         # What differs by rounding may round to another FP8 number in the next layer.

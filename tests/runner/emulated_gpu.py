@@ -4,7 +4,7 @@ backends of CPUs, the runner's own kernels are interpreted, and captured steps a
 What only a GPU can show is left out: its own backends, dependent launch, memory that graphs share, real concurrency.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 import interpreted  # noqa: F401
 from paceline.layers.kv_cache import KVCache
-from paceline.runner import gpu, gpu_step, graph_pool, make_runner
+from paceline.runner import decode_steps, gpu, gpu_step, graph_pool, make_runner, mixed_steps
 from paceline.runner.step_graphs import Shape, StepGraphs
 
 GIB = 1 << 30
@@ -67,7 +67,8 @@ class Torch:
 class Steps(StepGraphs):
     """Attention on a CPU looks at the rows, so that steps are computed anew, from the memory that a graph reads."""
 
-    def capture(self) -> None:
+    def capture(self, forward: Callable[..., tuple[Tensor, ...]]) -> None:
+        self._forward = forward
         self._captured = sorted([*self._captured, self.waiting.pop(0)])
 
     def replay(self, shape: Shape) -> tuple[Tensor, ...]:
@@ -82,7 +83,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "torch", shim)
     write = KVCache.write
     monkeypatch.setattr(KVCache, "write", lambda self, layer, slots, data: write(self, layer, slots.long(), data))
-    for name, stand_in in {
+    stand_ins = {
         "StepGraphs": Steps,
         "FIRST": FIRST,
         "decode_shapes": lambda most: [(size,) for size in (*FIRST, 6) if size <= most],
@@ -90,5 +91,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "pinned": lambda array: torch.from_numpy(array.copy()),
         "side_by_side": lambda jobs: [1.0 for job in jobs if job() is not jobs],
         "upload": lambda array, device: torch.from_numpy(array.copy()),
-    }.items():
-        monkeypatch.setattr(gpu, name, stand_in)
+    }
+    for module in (gpu, decode_steps, mixed_steps):
+        for name in stand_ins.keys() & vars(module).keys():
+            monkeypatch.setattr(module, name, stand_ins[name])

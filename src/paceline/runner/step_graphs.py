@@ -20,14 +20,12 @@ class StepGraphs:
         waiting: shapes still to be captured, in this order.
     """
 
-    def __init__(self, forward: Callable[..., tuple[Tensor, ...]], shapes: Iterable[Shape], pool: GraphPool) -> None:
+    def __init__(self, shapes: Iterable[Shape], pool: GraphPool) -> None:
         """
         Args:
-            forward: ``forward(*shape)`` launches a step that reads the same memory every time; gives its results, which
-                are contiguous.
             shapes: the large ones first: smaller ones then find their memory in the pool.
         """
-        self._forward, self._pool = forward, pool
+        self._pool = pool
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._captured: list[Shape] = []
         self.waiting = list(shapes)
@@ -40,12 +38,17 @@ class StepGraphs:
                 return shape
         return None
 
-    def capture(self) -> None:
-        """Captures the next waiting shape. Nothing may be under way."""
+    def capture(self, forward: Callable[..., tuple[Tensor, ...]]) -> None:
+        """Captures the next waiting shape. Nothing may be under way.
+
+        Args:
+            forward: ``forward(*shape)`` launches a step that reads the same memory every time; gives its results, which
+                are contiguous.
+        """
         shape = self.waiting.pop(0)
-        self._forward(*shape)  # compiles what is not compiled yet
+        forward(*shape)  # compiles what is not compiled yet
         with self._pool.capture() as graph:
-            results = self._forward(*shape)
+            results = forward(*shape)
         self._graphs[shape] = graph, tuple(map(alias, results))
         self._captured = sorted(self._graphs)
 
@@ -53,7 +56,7 @@ class StepGraphs:
         """Launches the step.
 
         Returns:
-            What ``forward`` gave, valid until another graph of the pool is launched.
+            What `capture` was given gave, valid until another graph of the pool is launched.
         """
         graph, results = self._graphs[shape]
         graph.replay()

@@ -158,7 +158,6 @@ def rotary_decode_attention(
             position ``context_len[r] - 1``; its key and value are written there.
         cos_sin: from `rotary_cos_sin`.
         dtype: of the result, when ``qkv`` is not in it already.
-
         context_len: as there, but padding has 1, with a finite block.
 
     Returns:

@@ -25,7 +25,7 @@ class Engines:
     """Of an OpenAI-compatible server, without /v1. Repeat it for several engines."""
     model: str | None = None
     """As requests name it. Not given: the only one that the server has."""
-    command: Annotated[str | None, typer.Option(metavar="COMMAND")] = None
+    command: Annotated[str | None, typer.Option(metavar="PROGRAM")] = None
     """Starts the server at --url, and is stopped at the end."""
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True)] = None
     """Of the server."""

@@ -6,6 +6,7 @@ import time
 from importlib.metadata import version
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import paceline
@@ -27,6 +28,17 @@ def test_module_and_help() -> None:
     shown = subprocess.run([sys.executable, "-m", "paceline", "--help"], capture_output=True, text=True, check=True)
     assert "serve" in shown.stdout
     assert "chat" in shown.stdout
+
+
+def test_no_option_has_its_own_name_for_its_value() -> None:
+    """Typer 0.27 takes such a metavar for the name: --command became --COMMAND."""
+    waiting, options = [get_command(app)], []
+    while waiting:
+        command = waiting.pop()
+        waiting += getattr(command, "commands", {}).values()
+        options += [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    assert "command" in {option.name for option in options}
+    assert [option.name for option in options if option.metavar == (option.name or "").upper()] == []
 
 
 def test_help_loads_nothing_heavy() -> None:
